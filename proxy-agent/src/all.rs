@@ -1,8 +1,8 @@
-//! Runs independent attempts, and reports every failure.
+//! Runs independent attempts, and reports all failures.
 
 use anyhow::{Result, anyhow};
 
-/// Joins the results of several attempts into one, whose error lists all failures.
+/// Joins results into one, whose error lists all failures.
 pub(crate) fn all<const N: usize>(results: [Result<()>; N]) -> Result<()> {
     let mut failed: Vec<_> = results.into_iter().filter_map(Result::err).collect();
     match failed.len() {

@@ -1,4 +1,4 @@
-//! The operator's closed choices, as flags and files spell them.
+//! The operator's closed choices, with their names in flags and files.
 
 pub use proxy_view::Mode;
 

@@ -76,7 +76,7 @@ impl Cli {
     pub fn execute(self) -> ExitCode {
         let done = |result: Result<()>| result.map(|()| ExitCode::SUCCESS);
         let result = match self.command {
-            // The agent gives up privileges, which must happen before the process has threads.
+            // The agent drops privileges, which must happen while the process is single-threaded.
             Command::Run(args) => done(run::start(&args)),
             Command::Status(args) => wait_for(status::status(&args)),
             Command::Services(args) => done(wait_for(services::services(&args))),
@@ -98,7 +98,7 @@ impl Cli {
             Command::Man(args) => done(manual::man(&args)),
         };
         result.unwrap_or_else(|error| {
-            // A failure is ignored, because a closed standard error leaves no place to report it.
+            // A closed standard error leaves no place to report a failure.
             let _written = writeln!(stderr(), "kpx: {error:#}");
             ExitCode::FAILURE
         })

@@ -1,7 +1,7 @@
-//! Makes [`Settings`] from flags and files.
+//! Resolves flags and files to [`Settings`].
 //!
 //! Flags and files set the same fields, those of a [`KubeProxyConfiguration`] and of a
-//! [`KpxConfiguration`]. All are merged into one tree of fields, then decoded and checked.
+//! [`KpxConfiguration`]. All are merged into a tree of fields, then decoded and checked.
 
 mod checked_run;
 pub(crate) mod choice;
@@ -60,7 +60,7 @@ pub struct Configuration {
     remarks: Remarks,
 }
 
-/// The operator's warnings about a configuration.
+/// The warnings about a configuration.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Remarks {
     doubtful_fields: Vec<String>,
@@ -69,9 +69,9 @@ struct Remarks {
     /// The flags that a `--config` file overrides.
     overruled_flags: Vec<&'static str>,
     unknown_feature_gates: Vec<String>,
-    /// The configured fields without an effect, with the reason.
+    /// The configured fields without effect, with the reasons.
     fields_without_effect: Vec<(&'static str, &'static str)>,
-    /// Set if kube-proxy's file names no mode, whose default will change.
+    /// True if kube-proxy's file has no mode: the default will change.
     awaits_mode: bool,
 }
 
@@ -221,7 +221,7 @@ impl Configuration {
         Ok(name)
     }
 
-    /// Returns the source of objects; `pods` is set if the node's Pods are wanted.
+    /// Returns the source of objects; `pods` requests the node's Pods.
     fn source(&self, pods: bool) -> Source {
         let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let connection = &self.kube_proxy.client_connection;
@@ -247,8 +247,8 @@ impl Configuration {
         }
     }
 
-    /// Writes both documents as a `--config` file. kpx's document is omitted if all its fields are
-    /// defaults; these depend on kube-proxy's document only in mode ipvs.
+    /// Writes both documents as a `--config` file. Omits kpx's document if all its fields are
+    /// defaults, which in mode ipvs depend on kube-proxy's document.
     pub fn to_yaml(&self) -> Result<String> {
         let mut text = serde_saphyr::to_string(&self.kube_proxy)
             .context("write the KubeProxyConfiguration")?;
@@ -278,7 +278,7 @@ fn decode<T: DeserializeOwned>(value: Value, kind: &'static str, given: &FlagVal
     })
 }
 
-/// Returns the defaults of host mode. The host keeps its conntrack settings, and has no clients for
+/// Returns the defaults of host mode. The host keeps its conntrack settings, and nobody reads its
 /// health or metrics.
 fn host_mode_defaults() -> Value {
     json!({

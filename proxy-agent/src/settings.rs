@@ -1,4 +1,4 @@
-//! The settings that flags, files and defaults resolve to. The rest of the agent reads only these.
+//! The settings, resolved from flags, files and defaults. The rest of the agent reads only these.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,51 +23,51 @@ pub struct Settings {
     pub source: Source,
     pub node: NodeOptions,
     pub model: ModelOptions,
-    /// None: TCX if the kernel supports it, else clsact.
+    /// `None`: TCX if the kernel supports it, otherwise clsact.
     pub attach: Option<Mechanism>,
-    /// The folder of the socket for other processes of this machine.
+    /// The folder of the agent's socket.
     pub run_dir: PathBuf,
-    /// The id of the group that may connect to that socket; None: root alone.
+    /// The id of the group that may connect to the socket; `None`: root alone.
     pub socket_group: Option<u32>,
     /// The folder in which maps and links outlive the agent.
     pub bpf_dir: PathBuf,
-    /// Set if the agent removes everything from this host at its end.
+    /// True if the agent removes everything from this host when it ends.
     pub cleanup_on_exit: bool,
     /// The address of `/healthz` and `/livez`; None disables them.
     pub healthz_address: Option<SocketAddr>,
-    /// The address of `/metrics` and the other paths there; None disables them.
+    /// The address of `/metrics` and related paths; `None` disables them.
     pub metrics_address: Option<SocketAddr>,
-    /// Set if a failure to listen ends the agent.
+    /// True if a failure to listen ends the agent.
     pub bind_address_hard_fail: bool,
-    /// Set if `/ui/` is served at the metrics address.
+    /// True if the metrics address serves `/ui/`.
     pub ui: bool,
-    /// The number of Service ports with series of their own in `/metrics`.
+    /// The maximum number of Service ports with series in `/metrics`.
     pub service_metrics: usize,
-    /// The number of decisions, and of refusals, that the monitor keeps.
+    /// The numbers of decisions, and of drops and rejections, that the monitor keeps.
     pub monitor_history: usize,
-    /// Set if the kernel measures the programs' runs and run times.
+    /// True if the kernel measures the programs' runs and run times.
     pub bpf_stats: bool,
-    /// The period after which refused writes are retried. The node is unhealthy once a request
-    /// waits for twice the period.
+    /// The period after which refused writes are retried. The node is unhealthy once a request has
+    /// waited for twice the period.
     pub sync_period: Duration,
-    /// The shortest time between two syncs.
+    /// The minimum time between two syncs.
     pub min_sync_period: Duration,
     pub conntrack: Conntrack,
-    /// The longest wait for this node's object.
+    /// Time limit for the Node object.
     pub node_timeout: Duration,
-    /// The OOM score of this process; None leaves it unchanged.
+    /// The OOM score of this process; `None` leaves it unchanged.
     pub oom_score_adj: Option<i32>,
-    /// The answer of `/configz`.
+    /// The response of `/configz`.
     pub configz: serde_json::Value,
-    /// The sizes of the maps; an unset size depends on this machine.
+    /// The sizes of the maps; an unset size depends on this machine's memory.
     pub sizes: Sizes,
-    /// Socket load balancing; None turns it off.
+    /// Socket load balancing; `None` disables it.
     pub sockets: Option<SocketOptions>,
-    /// The server of the cluster's names; None turns it off.
+    /// The name server; `None` disables it.
     pub names: Option<NamesOptions>,
-    /// The API server for TCP connections to unreachable pods; None turns the tunnel off.
+    /// The API server for TCP connections to unreachable pods; `None` disables the tunnel.
     pub tunnel: Option<kubernetes::Options>,
-    /// The cgroup below which sockets are translated; None: all.
+    /// The cgroup below which sockets are translated; `None`: all.
     pub cgroup_root: Option<PathBuf>,
     /// The networks of IPVS virtual servers that are not kube-proxy's.
     pub ipvs_excluded: Vec<IpNet>,

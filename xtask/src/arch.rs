@@ -1,4 +1,4 @@
-//! The architectures that kpx is released for, and what another one than this machine's takes.
+//! The architectures of releases, and the tools for building the foreign one.
 
 use std::env::consts;
 use std::process::Command;
@@ -18,14 +18,14 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// Returns this machine's; None if kpx is not released for it.
+    /// Returns this machine's architecture; `None` if kpx has no release for it.
     pub(crate) fn of_this_machine() -> Option<Self> {
         [Self::Amd64, Self::Arm64]
             .into_iter()
             .find(|arch| arch.name() == consts::ARCH)
     }
 
-    /// Returns the name in Rust's words, which files have.
+    /// Returns Rust's name, used in file names.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64",
@@ -33,7 +33,7 @@ impl Arch {
         }
     }
 
-    /// Returns the name in Go's words, which OCI uses.
+    /// Returns Go's name, used by OCI.
     pub(crate) fn go_name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -41,7 +41,7 @@ impl Arch {
         }
     }
 
-    /// Returns true if this machine runs its programs by itself.
+    /// Returns true if this machine runs its programs without emulation.
     pub(crate) fn is_native(self) -> bool {
         self.name() == consts::ARCH
     }
@@ -54,12 +54,13 @@ impl Arch {
         format!("{}-linux-gnu-gcc", self.name())
     }
 
-    /// Returns the program that runs programs of this architecture here; None if the kernel does.
+    /// Returns the emulator for programs of this architecture; `None` if the kernel runs them.
     pub(crate) fn emulator(self) -> Option<String> {
         (!self.is_native()).then(|| format!("qemu-{}-static", self.name()))
     }
 
-    /// Installs what kpx for another architecture takes, or fails with what to type.
+    /// Installs the tools to build kpx for a foreign architecture, or fails with the commands to
+    /// type.
     pub(crate) fn ensure_tools(self) -> Result<()> {
         let missing = || {
             let targets =
@@ -69,7 +70,7 @@ impl Arch {
         setup::install(&format!("kpx for {}", self.go_name()), missing)
     }
 
-    /// Returns the steps to what this machine lacks. `targets` are those that rustup has.
+    /// Returns the missing steps. `targets` are rustup's installed targets.
     fn missing(self, targets: &str, has: impl Fn(&str) -> bool) -> Vec<Install> {
         let Some(emulator) = self.emulator() else {
             return Vec::new();
@@ -98,7 +99,7 @@ impl Arch {
             .collect()
     }
 
-    /// Has a cargo command build for this architecture, with the kernel programs of this object.
+    /// Sets a cargo command to build for this architecture, with the kernel programs of `object`.
     pub(crate) fn choose(self, cargo: &mut Command, object: &std::path::Path) {
         let triple = self.triple();
         let compiler = self.compiler();
@@ -119,7 +120,6 @@ impl Arch {
 mod tests {
     use super::*;
 
-    /// Returns the architecture that is not this machine's.
     fn other() -> Arch {
         [Arch::Amd64, Arch::Arm64]
             .into_iter()

@@ -1,4 +1,4 @@
-//! Finds axe-core, by which tests check that the web page is accessible. It is no part of kpx.
+//! Installs axe-core, with which tests check the web page's accessibility. kpx does not contain it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,13 +8,12 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{shell, step, workspace};
 
-/// The npm package, of Deque Systems under the MPL-2.0.
+/// The npm package, by Deque Systems under the MPL-2.0.
 const PACKAGE: &str = "axe-core@4.14.1";
-/// The file of the package that a page runs.
+/// The script that a page runs.
 const FILE: &str = "package/axe.min.js";
 
-/// Installs axe-core if it is missing. Only the tests of the web page need it, so only they fail
-/// without it.
+/// Installs axe-core if it is missing. Without it only the tests of the web page fail.
 pub(crate) fn ensure() -> Option<PathBuf> {
     own()
         .inspect_err(|error| {

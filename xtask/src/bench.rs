@@ -1,4 +1,4 @@
-//! Builds everything optimised, and measures it.
+//! Builds everything optimised, and runs the benchmark.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
@@ -16,9 +16,9 @@ use crate::vmtest::icount::{self, Outcome};
 use crate::vmtest::scale::{self, Measured};
 use crate::{build, shell, workspace};
 
-/// The section that runs in a virtual machine instead of by the benchmark on this machine.
+/// The section that runs in a virtual machine instead of on this machine.
 const ICOUNT: &str = "icount";
-/// The section that runs in virtual machines, too, if it is asked for other kernels.
+/// The section that runs in virtual machines if other kernels are selected.
 const SCALE: &str = "scale";
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
@@ -43,7 +43,7 @@ fn asks_for_kernels(args: &[OsString]) -> bool {
         .any(|arg| arg == "--kernel" || arg.to_string_lossy().starts_with("--kernel="))
 }
 
-/// Measures large clusters on other kernels, each with a file of results of its own.
+/// Measures large clusters on other kernels, with a file of results per kernel.
 fn on_kernels(args: &[OsString], results: &Path) -> Result<()> {
     let words = once(OsStr::new(SCALE)).chain(args.iter().map(OsString::as_os_str));
     scale::run(
@@ -56,7 +56,7 @@ fn on_kernels(args: &[OsString], results: &Path) -> Result<()> {
     )
 }
 
-/// Adds a run to those of a file.
+/// Appends a run to a file of results.
 fn add(path: &Path, lines: &[String]) -> Result<()> {
     let text = lines.join("\n") + "\n";
     let open = OpenOptions::new().create(true).append(true).open(path);

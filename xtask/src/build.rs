@@ -1,4 +1,4 @@
-//! Builds the kernel programs, then kpx with them inside.
+//! Builds the kernel programs, then kpx, which embeds them.
 
 use std::env::consts::ARCH;
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use crate::step::step;
 use crate::{shell, verify, workspace};
 
 const TARGET: &str = "bpfel-unknown-none";
-/// The kernel programs in the target directory, where a build script looks for them.
+/// The object of the kernel programs in the target directory, where a build script looks for it.
 const OBJECT: &str = "kpx.bpf.o";
 
 #[derive(clap::Args, Default)]
@@ -40,23 +40,22 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The feature of the kernel programs, if any.
+    /// The cargo feature of the kernel programs, if any.
     fn feature(&self) -> Option<&'static str> {
         self.log.then_some("log")
     }
 
-    /// The architecture, if it is not this machine's.
     fn other_arch(&self) -> Option<Arch> {
         self.arch.filter(|arch| !arch.is_native())
     }
 }
 
-/// Returns the path of kpx.
+/// Builds, and returns the path of kpx.
 pub(crate) fn run(options: &Options) -> Result<PathBuf> {
     with(&setup::ensure(Need::Build)?, options)
 }
 
-/// Builds with a toolchain that is set up already.
+/// Builds with an installed toolchain.
 pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> {
     let other = options.other_arch();
     let other = other
@@ -107,7 +106,7 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
     }
 }
 
-/// Builds the kernel programs for kpx on another architecture.
+/// Builds the kernel programs for a kpx of another architecture.
 fn object_for(toolchain: &Toolchain, options: &Options, arch: Arch) -> Result<PathBuf> {
     arch.ensure_tools()?;
     let target_dir = workspace::target_dir()?;
@@ -126,9 +125,8 @@ fn object_for(toolchain: &Toolchain, options: &Options, arch: Arch) -> Result<Pa
     Ok(object)
 }
 
-/// Builds kpx and the demo beside it, in one go: cargo chooses features for both together, and
-/// builds no crate twice. A newcomer waits for it: it has neither debug information nor the
-/// optimised tools.
+/// Builds kpx and the demo in one cargo call: cargo unifies features, and builds each crate once. A
+/// newcomer waits for it, so it has neither debug information nor optimised tools.
 pub(crate) fn with_demo() -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
     cargo.args([
@@ -158,7 +156,7 @@ pub(crate) fn workspace_cargo(command: &str) -> Command {
     cargo
 }
 
-/// Builds kpx, its tools and all tests in one go, around the kernel programs.
+/// Builds the kernel programs, kpx, its tools and all tests in parallel.
 pub(crate) fn everything() -> Result<PathBuf> {
     let mut cargo = workspace_cargo("build");
     cargo.arg("--all-targets");
@@ -168,11 +166,12 @@ pub(crate) fn everything() -> Result<PathBuf> {
     workspace::kpx(false)
 }
 
-/// Runs cargo after the kernel programs are built; or beside that, if the target directory has none
-/// yet.
+/// Runs cargo after the kernel programs are built; or in parallel, if the target directory has no
+/// object yet.
 ///
-/// The build script waits for the locked object, so cargo builds the other crates meanwhile. With an
-/// older object in place, cargo would take it for fresh before the new one is there.
+/// The build script waits for the lock on the missing object, and cargo builds the other crates in
+/// that time. An old object would make cargo consider itself up to date before the new object
+/// exists.
 fn around(
     name: &str,
     mut cargo: Command,
@@ -184,7 +183,7 @@ fn around(
         return step(name, || shell::run(cargo));
     }
     let lock = lock_missing(&object)?;
-    // A build script that waits keeps one of cargo's jobs.
+    // A waiting build script occupies one of cargo's jobs.
     let jobs = thread::available_parallelism()
         .context("count the processors")?
         .get()
@@ -195,7 +194,7 @@ fn around(
         let mut child = cargo
             .spawn()
             .with_context(|| format!("run `{}`", shell::show(&cargo)))?;
-        // cargo takes a file that is newer than the start of the build script for changed, and
+        // cargo treats a file that is newer than the start of the build script as changed, and
         // would build twice.
         let built = kernel_programs().and_then(|()| date(&object, started));
         if built.is_err() {
@@ -222,7 +221,7 @@ fn date(object: &Path, time: SystemTime) -> Result<()> {
         .with_context(|| format!("date {}", object.display()))
 }
 
-/// Removes an object's empty stand-in, and returns the lock that build scripts wait for.
+/// Removes an empty stand-in of the object, and takes the lock that build scripts wait for.
 fn lock_missing(object: &Path) -> Result<File> {
     let path = object.with_added_extension("lock");
     let lock = File::create(&path).with_context(|| format!("create {}", path.display()))?;
@@ -236,7 +235,7 @@ fn lock_missing(object: &Path) -> Result<File> {
     }
 }
 
-/// Builds kernel programs that do the same with other instructions: those that log.
+/// Builds equivalent kernel programs with other instructions: the variant with logging.
 pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
     let options = Options {
         log: true,
@@ -253,8 +252,7 @@ pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
     Ok(object)
 }
 
-/// Builds the kernel programs alone, and installs them where proxy-datapath's build script looks
-/// for them.
+/// Builds only the kernel programs, and installs them for proxy-datapath's build script.
 pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
     let object = workspace::target_dir()?.join(OBJECT);
     build_object(
@@ -288,7 +286,7 @@ fn build_object(
     })
 }
 
-/// Returns the command with the toolchain's own cargo. Cargo.lock is up to date, because our own
+/// Returns the command with the toolchain's own cargo. Cargo.lock is up to date: the workspace's
 /// cargo has just run.
 fn kernel_programs(
     toolchain: &Toolchain,
@@ -299,7 +297,7 @@ fn kernel_programs(
     let mut cargo = match toolchain.compiler {
         Compiler::Debian => {
             let mut cargo = Command::new("/usr/bin/cargo");
-            // aya-ebpf uses features of the compiler that are not stable.
+            // aya-ebpf needs unstable features of the compiler.
             cargo
                 .args(["build"])
                 .env("RUSTC", "/usr/bin/rustc")
@@ -344,13 +342,12 @@ fn kernel_programs(
     cargo
 }
 
-/// Returns the flags in cargo's own encoding, which takes precedence over every other source of
-/// flags.
+/// Returns the flags in cargo's encoding, which takes precedence over every other source of flags.
 fn rustflags(linker: &Path, arch: &str) -> String {
     [
         &format!("-Clinker={}", linker.display()),
         "-Clink-arg=--btf",
-        // LLVM would call a loop of bytes instead, for each packet and in the verifier.
+        // Above the limit LLVM calls a byte loop, which costs time per packet and in the verifier.
         "-Clink-arg=--llvm-args=--max-store-memset=64",
         "-Clink-arg=--llvm-args=--max-store-memmove=64",
         "-Cdebuginfo=2", // BTF is made from it.
@@ -360,8 +357,8 @@ fn rustflags(linker: &Path, arch: &str) -> String {
     .join("\u{1f}")
 }
 
-/// Copies the object to the place where proxy-datapath's build script looks. An equal object stays,
-/// because a new file would rebuild kpx.
+/// Copies the object to the place of proxy-datapath's build script. An equal object stays, because
+/// a new file would rebuild kpx.
 fn install(from: &Path, to: &Path) -> Result<()> {
     let object = fs::read(from).with_context(|| format!("read {}", from.display()))?;
     let same = match fs::read(to) {

@@ -1,4 +1,4 @@
-//! Installs programs that extend cargo, each in one version, below the target directory.
+//! Installs cargo's extensions in fixed versions, below the target directory.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Runs everything that a change must pass; it is the same on a laptop and on a bare machine.
+//! Runs all checks of a change, the same on a laptop and on a bare machine.
 
 use std::process::Stdio;
 use std::thread;
@@ -39,10 +39,10 @@ pub(crate) fn run() -> Result<()> {
     tally.end(report.result())
 }
 
-/// Gives way to the tests. A target directory of its own keeps each from waiting for the other's
-/// lock.
+/// Runs clippy at low priority during the tests. Its own target directory avoids waiting for
+/// cargo's lock.
 fn clippy() -> Result<()> {
-    // The tests' build has no log of the kernel programs.
+    // The tests' build lacks the variant of the kernel programs with logging.
     for what in [
         &["--workspace", "--all-targets", "--test", "vm"][..],
         &["-p", "proxy-datapath", "--features", "log"],

@@ -1,4 +1,4 @@
-//! Builds kpx, and shows it at work.
+//! Builds kpx, and runs the demo.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -19,11 +19,11 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    // A build of minutes should not end with this.
+    // Fails before the build, which takes minutes.
     shell::root_prefix()?;
     let kpx = build::with_demo()?;
-    // Ctrl-C reaches the demo as well, which then removes its lab. xtask waits for that, so that
-    // the prompt returns after it.
+    // Ctrl-C reaches the demo too, which removes its lab. xtask waits for it, so that the prompt
+    // returns afterwards.
     let interrupted = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted)).context("wait for Ctrl-C")?;
     let shown = show(&kpx, &options.args, Stdio::inherit());
@@ -33,8 +33,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Runs the demo that was built beside kpx. Without a terminal as its input, the demo asks no
-/// questions.
+/// Runs the demo that was built with kpx. Without a terminal as input, the demo asks no questions.
 pub(crate) fn show(kpx: &Path, args: &[OsString], input: Stdio) -> Result<()> {
     let mut demo = shell::as_root(&kpx.with_file_name("kpx-demo"))?;
     demo.args(args).env("KPX_BIN", kpx).stdin(input);

@@ -1,8 +1,8 @@
 //! Builds the release: an archive, an image and a Debian package around one static kpx, and their
 //! checksums.
 //!
-//! The same kpx makes the same bytes: files are sorted, have no owner, and have the time of the
-//! commit.
+//! The packages are reproducible from the same kpx: files are sorted, have no owner, and have the
+//! time of the commit.
 
 mod bill;
 mod deb;
@@ -87,7 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if an ELF file (64 bit, little-endian) asks for a dynamic loader.
+/// Returns true if an ELF file (64 bit, little-endian) requests a dynamic loader.
 fn has_interpreter(elf: &[u8]) -> bool {
     const PT_INTERP: u32 = 3;
     let u16_at = |at: usize| {
@@ -112,8 +112,7 @@ fn has_interpreter(elf: &[u8]) -> bool {
 /// The content and the name of a release.
 struct Release {
     folder: PathBuf,
-    /// The files that the packages share, on disk for cargo-deb: `bin`, `man`, `completions`,
-    /// licenses.
+    /// The packages' shared files, on disk for cargo-deb: `bin`, `man`, `completions`, licenses.
     stage: PathBuf,
     version: &'static str,
     /// The time in seconds since 1970: the commit's, or SOURCE_DATE_EPOCH.
@@ -122,8 +121,8 @@ struct Release {
 
 impl Release {
     fn new() -> Result<Self> {
-        // The folder is in cargo's default place even if the target directory is elsewhere, because
-        // cargo-deb's list of files names it.
+        // cargo-deb's list of files names the default target directory, so the folder is there even
+        // with another target directory.
         let folder = workspace::root().join("target/dist");
         if folder.exists() {
             fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
@@ -142,8 +141,8 @@ impl Release {
         format!("kpx-{}-linux-{}.{ending}", self.version, arch.name())
     }
 
-    /// Stages kpx, its second name for kubectl, the licenses in it, and the manual pages and
-    /// completions that kpx itself writes.
+    /// Stages kpx, its link as kubectl's plugin, the licenses, and the manual pages and completions
+    /// that kpx writes.
     fn stage(&self, kpx: &Path, arch: Arch, licenses: &str) -> Result<()> {
         fs::remove_dir_all(&self.stage)?;
         fs::create_dir_all(self.stage.join("bin"))?;
@@ -178,7 +177,6 @@ impl Release {
         Ok(())
     }
 
-    /// Writes the archive, and returns its name.
     fn pack(&self, arch: Arch) -> Result<String> {
         let mut files = Files::default();
         files.add_folder(&self.stage, "")?;
@@ -197,7 +195,6 @@ impl Release {
         Ok(archive)
     }
 
-    /// Returns the content of the image.
     fn root(&self) -> Result<Files> {
         let mut root = Files::default();
         root.add_file(&self.stage.join("bin/kpx"), "usr/local/bin/kpx")?;
@@ -210,8 +207,7 @@ impl Release {
         Ok(root)
     }
 
-    /// Writes an image for each architecture, and one for all of them if there are several. Runs
-    /// what is in them.
+    /// Writes an image per architecture and, for several, an image of all. Runs kpx in them.
     fn images(&self, roots: &[(Arch, Files)]) -> Result<Vec<String>> {
         let single = roots
             .iter()
@@ -238,7 +234,7 @@ impl Release {
     }
 }
 
-/// Returns what cargo knows of all packages, as an architecture links them.
+/// Returns cargo's metadata of all packages, as linked for an architecture.
 fn metadata(arch: Arch) -> Result<Value> {
     let mut cargo = workspace::cargo();
     cargo.args([

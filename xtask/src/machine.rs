@@ -1,4 +1,4 @@
-//! Looks for what the build and the tests need on this machine; `setup` decides what to do.
+//! Detects what this machine has for the build and the tests; `setup` decides.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,9 +25,7 @@ pub(crate) const TOOLS: &[(&str, &str)] = &[
     ("nft", "nftables"),
     ("ethtool", "ethtool"),
 ];
-/// The further tools that benchmarks need.
 pub(crate) const BENCH_TOOLS: &[(&str, &str)] = &[("iptables-nft-restore", "iptables")];
-/// The further tools that tests need.
 pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
     ("iptables-nft-restore", "iptables"),
     ("dbus-daemon", "dbus-daemon"),
@@ -37,13 +35,13 @@ pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
     ("chromedriver", "chromium-driver"),
 ];
 
-/// The facts on which `setup` decides.
+/// The facts for `setup`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Machine {
-    /// True on a Debian on which we may install packages.
+    /// True on a Debian whose packages xtask may install.
     pub(crate) apt: bool,
     pub(crate) rustup: bool,
-    /// The major LLVM version of Debian's rustc, if that can build for the BPF target.
+    /// The major LLVM version of Debian's rustc, if rustc can build for the BPF target.
     pub(crate) debian: Option<u32>,
     /// The major LLVM version of rustup's nightly, if it has the sources of `core`.
     pub(crate) nightly: Option<u32>,
@@ -59,7 +57,7 @@ pub(crate) struct Machine {
 pub(crate) struct Linker {
     pub(crate) path: PathBuf,
     pub(crate) version: String,
-    /// The major version of its LLVM.
+    /// The major version of the linker's LLVM.
     pub(crate) llvm: u32,
 }
 
@@ -117,7 +115,7 @@ fn nightly_llvm() -> Option<u32> {
     llvm_major(&output("rustup", &["run", "nightly", "rustc", "-vV"])?)
 }
 
-/// Finds the bpf-linker that `cargo install` put into place, or else the one on PATH.
+/// Returns the bpf-linker of `cargo install`, or the bpf-linker on the PATH.
 fn linker() -> Option<Linker> {
     let cargo_home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
@@ -128,7 +126,7 @@ fn linker() -> Option<Linker> {
     let path = installed.or_else(|| which("bpf-linker"))?;
     let about = output(&path, &["--version"])?;
     let version = about.trim().strip_prefix("bpf-linker ")?.to_owned();
-    // bpf-linker does not print its LLVM version, but it passes arguments on to LLVM.
+    // bpf-linker does not print its LLVM version, but passes arguments to LLVM.
     let asked = [
         "--target",
         "bpfel",
@@ -146,7 +144,7 @@ fn linker() -> Option<Linker> {
 }
 
 fn installed_packages() -> Vec<String> {
-    // dpkg-query fails if one package is unknown, and still lists the others; `output` would drop
+    // dpkg-query fails if a package is unknown, and still lists the others; `output` would drop
     // that list.
     let query = std::process::Command::new("dpkg-query")
         .args(["-W", "-f", "${Package} ${db:Status-Status}\\n"])

@@ -1,4 +1,4 @@
-//! The tasks that cargo alone cannot do for kpx: `cargo xtask COMMAND`. This file only dispatches.
+//! `cargo xtask COMMAND`: the tasks that cargo alone cannot do. This file only dispatches.
 #![forbid(unsafe_code)]
 
 mod arch;

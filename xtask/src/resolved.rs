@@ -1,6 +1,6 @@
-//! Finds systemd-resolved, which asks kpx for names in a test. It is no part of kpx.
+//! Installs systemd-resolved for a test that resolves names through kpx. kpx does not contain it.
 //!
-//! Debian's package is unpacked and not installed, because an installed one becomes the machine's
+//! Debian's package is unpacked instead of installed: an installed package becomes the machine's
 //! resolver.
 
 use std::fs;
@@ -12,11 +12,10 @@ use anyhow::{Context, Result, ensure};
 use crate::{shell, step, workspace};
 
 const PACKAGE: &str = "systemd-resolved";
-/// The file of the package that a test starts.
+/// The program that a test starts.
 const FILE: &str = "lib/systemd/systemd-resolved";
 
-/// Unpacks systemd-resolved if it is missing. Only one test needs it, so only that one fails
-/// without it.
+/// Unpacks systemd-resolved if it is missing. Without it only one test fails.
 pub(crate) fn ensure() -> Option<PathBuf> {
     own()
         .inspect_err(|error| {

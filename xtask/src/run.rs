@@ -1,4 +1,4 @@
-//! Builds kpx, and replaces this process by it, as root.
+//! Builds kpx, and executes it as root in place of this process.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

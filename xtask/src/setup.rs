@@ -1,7 +1,7 @@
 //! Finds or installs the tools for the build and the tests, without questions.
 //!
-//! A pure function decides on the next step from the facts and the steps tried so far. The loop
-//! around it looks, does that step and looks again. No step is tried twice, so the loop ends.
+//! A pure function decides on the next step from the facts and the steps tried so far. A loop
+//! collects facts, runs the step and repeats. No step runs twice, so the loop ends.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -17,15 +17,15 @@ use crate::{axe, helm, resolved, shell, step, workspace};
 
 const LINKER_VERSION: &str = "0.13.0";
 
-/// The tools that the rest of the command needs.
+/// The tools that a command needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     Build,
-    /// The tools to build, and to run the result in network namespaces.
+    /// The tools to build, and to run kpx in network namespaces.
     Lab,
-    /// The same, and the tools that load the rules to compare with.
+    /// Those of `Lab`, and the tools that load kube-proxy's rules for comparison.
     Bench,
-    /// The tools of the lab, and the further ones of the tests.
+    /// Those of `Lab`, and the additional tools of tests.
     Tests,
 }
 
@@ -38,9 +38,9 @@ pub(crate) struct Toolchain {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compiler {
-    /// /usr/bin/rustc, with the `core` that Debian has built for the BPF target.
+    /// /usr/bin/rustc, with Debian's prebuilt `core` for the BPF target.
     Debian,
-    /// rustup's nightly, which builds `core` from its sources.
+    /// rustup's nightly, which builds `core` from source.
     Nightly,
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
 enum Next {
     Ready(Toolchain),
     Take(Install),
-    /// The end, with the commands that the user has to run.
+    /// No step is left; the text has the commands that the user must run.
     Stuck(String),
 }
 
@@ -104,8 +104,8 @@ pub(crate) enum Install {
     Linker(Compiler),
 }
 
-/// Installs further things once, or fails with the commands that would install them. `missing`
-/// looks at the machine.
+/// Installs the missing items once, or fails with the commands that would install them. `missing`
+/// checks the machine.
 pub(crate) fn install(what: &str, missing: impl Fn() -> Vec<Install>) -> Result<()> {
     let steps = missing();
     if steps.is_empty() {
@@ -127,8 +127,7 @@ pub(crate) fn install(what: &str, missing: impl Fn() -> Vec<Install>) -> Result<
     Ok(())
 }
 
-/// Returns the next step on a machine: the shorter way to a toolchain, and Debian's if both are
-/// equally short.
+/// Returns the next step: of the toolchain with fewer missing steps, or of Debian's in a tie.
 fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
     let ways = [Compiler::Debian, Compiler::Nightly]
         .map(|compiler| (compiler, missing(machine, need, compiler)));
@@ -150,7 +149,7 @@ fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
     }
 }
 
-/// Returns the steps that this machine lacks for this compiler, in their order.
+/// Returns the missing steps for this compiler, in order.
 fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
     let mut packages = Vec::new();
     let (llvm, has_compiler) = match compiler {
@@ -202,8 +201,8 @@ fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
         .collect()
 }
 
-/// Returns true if the linker can read the compiler's output: LLVM reads the output of older
-/// versions, never of newer ones.
+/// Returns true if the linker can read the compiler's output: LLVM reads output of older versions,
+/// never of newer versions.
 fn fits(linker: &Linker, llvm_of_compiler: u32) -> bool {
     linker.version == LINKER_VERSION && linker.llvm >= llvm_of_compiler
 }
@@ -249,7 +248,7 @@ impl Install {
 }
 
 fn apt_get(args: &[&str]) -> Command {
-    // Without a way to become root this step is only shown, not executed.
+    // Without root this step is only shown.
     let prefix = shell::root_prefix().unwrap_or(&["sudo"]);
     let words = [
         prefix,
@@ -261,8 +260,8 @@ fn apt_get(args: &[&str]) -> Command {
 }
 
 fn install_linker(compiler: Compiler) -> Command {
-    // LLVM, which does nearly all of its work, is optimised in any case; bpf-linker itself builds
-    // three times as fast without.
+    // Nearly all of the linker's work happens in LLVM, which is optimised in any case; an
+    // unoptimised bpf-linker builds three times as fast.
     let mut cargo = command(
         "cargo",
         &[
@@ -275,15 +274,15 @@ fn install_linker(compiler: Compiler) -> Command {
         ],
     );
     cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    // The build of kpx beside this one has locked its own target directory, and waits for what this
-    // one installs.
+    // A concurrent build of kpx holds the lock of its target directory while it waits for this
+    // installation.
     cargo.args([
         "--target-dir".as_ref(),
         std::env::temp_dir().join("kpx-bpf-linker").as_os_str(),
     ]);
     workspace::forget_xtask(&mut cargo);
     if compiler == Compiler::Debian {
-        // By default the build takes Debian's default LLVM, which is too old.
+        // The build's default is Debian's default LLVM, which is too old.
         cargo.env("LLVM_PREFIX", LLVM_PREFIX);
         cargo.args([
             "--no-default-features",
@@ -300,7 +299,7 @@ fn command(program: &str, args: &[&str]) -> Command {
     command
 }
 
-/// Explains why no step is left, and lists the commands that would help.
+/// Explains why no step is left, and lists commands that would help.
 fn help(machine: &Machine, ways: &[(Compiler, Vec<Install>)]) -> String {
     let mut text = String::from("something is missing that could not be installed from here\n");
     if let Some(linker) = &machine.linker {

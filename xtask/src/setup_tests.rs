@@ -1,4 +1,4 @@
-//! Tests of `setup` on model machines. `take` simulates a step that works.
+//! Tests of `setup` on model machines. `take` simulates a successful step.
 
 use super::*;
 
@@ -62,7 +62,8 @@ fn take(machine: &mut Machine, install: &Install) {
     }
 }
 
-/// Takes steps until the end, and returns the steps and the end. `works` says which steps succeed.
+/// Takes steps until the end, and returns them with the end. `works` selects the steps that
+/// succeed.
 fn walk(
     mut machine: Machine,
     need: Need,
@@ -90,7 +91,7 @@ fn ready(compiler: Compiler) -> Next {
     })
 }
 
-/// Returns a machine with nightly and a linker for it, and without packages.
+/// Returns a machine with nightly and its linker, without packages.
 fn nightly() -> Machine {
     Machine {
         rustup: true,
@@ -100,7 +101,7 @@ fn nightly() -> Machine {
     }
 }
 
-/// The packages with all tools of the tests.
+/// The packages of all test tools.
 const TOOL_PACKAGES: &[&str] = &[
     "iproute2",
     "nftables",

@@ -1,9 +1,9 @@
 //! Runs all tests, and counts them.
 //!
 //! ```text
-//!   lab ║ cluster, cli, packet rows ║ reachability, tools     all mostly wait: for timers, and for the kernel
-//!   ║ unit tests ║ random packets                             both take the time of the processors that the others leave
-//!   what failed, alone                                        tests of time and of single packets suffer beside others
+//!   lab ║ cluster, cli, packet rows ║ reachability, tools   mostly wait for timers and the kernel
+//!   ║ unit tests ║ random packets                           run at low priority
+//!   failed tests again, alone                               load disturbs tests of time and single packets
 //! ```
 
 use std::io::{Write, stdout};
@@ -28,14 +28,13 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     tally.end(tally.check())
 }
 
-/// The fuzzer, and for how many seconds it runs: a slice of `cargo xtask fuzz` in each run of all
-/// tests.
+/// The fuzzer, and its seconds in each run of all tests: a slice of `cargo xtask fuzz`.
 const FUZZ: Target = Target {
     name: "fuzz",
     threads: 1,
 };
 const FUZZ_SECS: &str = "30";
-/// The programs whose tests run in labs, in lanes that run side by side, each from left to right.
+/// The test programs of labs, in parallel lanes, each in sequence.
 const LANES: [&[Target]; 3] = [
     &[Target {
         name: "lab",
@@ -67,7 +66,7 @@ const LANES: [&[Target]; 3] = [
     ],
 ];
 
-/// A test program, and how many of its tests run at once.
+/// A test program, and the number of its parallel tests.
 #[derive(Clone, Copy)]
 struct Target {
     name: &'static str,
@@ -125,7 +124,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
     Ok(tally)
 }
 
-/// The settings that all calls of cargo share.
+/// The settings of all cargo calls.
 struct Plan<'a> {
     kpx: &'a Path,
     helm: Option<PathBuf>,
@@ -135,8 +134,8 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Returns the outcomes of the unit tests, and of the fuzzer unless a filter leaves it out.
-    /// They give way to all other tests.
+    /// Runs the unit tests, and the fuzzer unless a filter excludes it, at a lower priority than
+    /// all other tests.
     fn busy_ones(&self) -> Result<(Outcome, Option<Outcome>)> {
         let nice = |cargo| kept(&mut shell::nice(&cargo));
         thread::scope(|scope| {
@@ -153,7 +152,7 @@ impl Plan<'_> {
         })
     }
 
-    /// Returns the outcomes of all lanes.
+    /// Runs all lanes, and returns their outcomes.
     fn waiting_ones(&self) -> Result<Vec<Vec<(&'static Target, Outcome)>>> {
         let lane = |targets: &'static [Target]| {
             let run = |target| {
@@ -203,7 +202,7 @@ impl Plan<'_> {
     }
 }
 
-/// Runs a `cargo test` beside others, and shows its output when it has ended.
+/// Runs a `cargo test` in the background, and prints its output at its end.
 fn kept(cargo: &mut Command) -> Result<Outcome> {
     static SHOWING: Mutex<()> = Mutex::new(());
     let mut output = Vec::new();
@@ -238,7 +237,7 @@ mod tests {
         let packages = metadata["packages"].as_array().into_iter().flatten();
         let targets =
             packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
-        // Programs for other kernels only have `test = false`.
+        // Programs for other kernels alone have `test = false`.
         let programs =
             targets.filter(|target| target["kind"][0] == "test" && target["test"] == true);
         programs

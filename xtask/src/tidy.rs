@@ -1,5 +1,5 @@
-//! Checks the house rules that a machine can check. Each violation comes with its place and the
-//! rule's reason.
+//! Checks the house rules that a machine can check. Each violation has its place and the rule's
+//! reason.
 
 mod rules;
 mod source;

@@ -1,4 +1,4 @@
-//! Verifies the kernel programs: the kernel must accept them, and they must stay below the limits.
+//! Verifies the kernel programs: the kernel must accept them within the limits.
 
 mod cycle;
 mod stack;
@@ -17,8 +17,8 @@ use proxy_common::names;
 
 use crate::shell;
 
-/// The limit on verified instructions: a program above it makes kpx slow to start, and may be
-/// refused soon.
+/// The limit on verified instructions: a larger program slows the start of kpx, and a kernel may
+/// soon refuse it.
 const MAX_VERIFIED: u32 = 240_000;
 
 /// Loads every program of an object without attaching it, and prints a line for each.
@@ -37,7 +37,7 @@ pub(crate) fn run(object: &Path) -> Result<()> {
     shell::run(command)
 }
 
-/// Checks the object for what old kernels refuse, because this machine's kernel may accept it.
+/// Checks the object for constructs that old kernels refuse and this machine's kernel may accept.
 pub(crate) fn is_fit_for_old_kernels(object: &Path) -> Result<()> {
     let bytes = fs::read(object).with_context(|| format!("read {}", object.display()))?;
     let mut parsed =
@@ -60,7 +60,7 @@ fn programs(object: &Path) -> Result<()> {
             println!("with --fast-path:");
         }
         let mut loader = EbpfLoader::new();
-        // All options of sockets are turned on.
+        // All socket options are enabled, so that the verifier follows all branches.
         loader.override_global(names::SOCKET_FLAGS, &u32::MAX, true);
         let ebpf = loader
             .override_global(names::FAST_PATH, &fast_path, true)
@@ -124,7 +124,6 @@ fn load_all(ebpf: &mut Ebpf, stacks: &BTreeMap<String, u32>, bad: &mut Vec<Strin
     Ok(())
 }
 
-/// Loads a program of one of kpx's types.
 fn load(program: &mut Program) -> Result<ProgramInfo, ProgramError> {
     match program {
         Program::SchedClassifier(program) => program.load().and_then(|()| program.info()),
@@ -133,7 +132,7 @@ fn load(program: &mut Program) -> Result<ProgramInfo, ProgramError> {
     }
 }
 
-/// Returns this thread's CPU time, which other work on the machine does not affect.
+/// Returns this thread's CPU time, which does not depend on the machine's load.
 fn cpu_time() -> Result<Duration> {
     let stat = fs::read_to_string("/proc/thread-self/schedstat")
         .context("read /proc/thread-self/schedstat")?;

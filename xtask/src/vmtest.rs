@@ -1,5 +1,5 @@
-//! Boots Debian's kernels in virtual machines, and runs tests in each: the programs on single
-//! packets, and a cluster of network namespaces with real sockets.
+//! Boots Debian's kernels in virtual machines, and runs tests in each: single packets through the
+//! programs, and a cluster of network namespaces with real sockets.
 
 mod cpio;
 mod debian;
@@ -27,10 +27,9 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{shell, workspace};
 
-/// The kernels: the oldest that kpx supports, those of the stable releases, and the newest in
-/// Debian.
+/// The kernels: the oldest supported kernel, those of stable releases, and Debian's newest.
 const KERNELS: &[&str] = &["5.10", "6.1", "6.12", NEWEST];
-/// The kernels without which a run proves nothing.
+/// The kernels without which a run does not count.
 const MUST_RUN: &[&str] = &["6.1", "6.12"];
 /// Path in the guest, package, its features, kind of the target, its name.
 type Program = (
@@ -41,7 +40,6 @@ type Program = (
     &'static str,
 );
 
-/// The programs that guests run.
 const PROGRAMS: &[Program] = &[
     ("init", "tools", "", "--bin", "kpx-guest"),
     ("bin/kpx", "proxy-agent", "", "--bin", "kpx"),
@@ -49,9 +47,9 @@ const PROGRAMS: &[Program] = &[
     ("bin/vm", "kpx-tests", "", "--test", "vm"),
 ];
 
-/// The suites that guests run, quick ones first: name, kernel modules and other needs (`-` for
-/// none), program and arguments. Suites with one name up to a `/` are chosen together, and skipped
-/// one by one.
+/// The guests' suites, fast suites first: name, required kernel modules and features (`-` for
+/// none), program and arguments. Suites with the same name before a `/` are selected together, and
+/// skipped one by one.
 const SUITES: &[&str] = &[
     "check - /bin/vm check::",
     "lines - /bin/vm lines::",
@@ -67,8 +65,7 @@ const SUITES: &[&str] = &[
     "packets - /bin/kernel --skip reference::",
 ];
 
-/// The tools of this machine's iptables that the suite `ipvs` needs, and the matches and targets of
-/// its rules.
+/// This machine's iptables programs for the suite `ipvs`, and the matches and targets of its rules.
 #[rustfmt::skip]
 const IPTABLES: &[&str] = &[
     "iptables-nft", "iptables-nft-restore", "iptables-nft-save", "ip6tables-nft", "ip6tables-nft-restore", "ip6tables-nft-save",
@@ -78,7 +75,7 @@ const EXTENSIONS: &[&str] = &[
     "ipt_REJECT", "ip6t_REJECT", "xt_MARK", "xt_MASQUERADE", "xt_addrtype", "xt_comment", "xt_conntrack", "xt_mark", "xt_set", "xt_standard",
 ];
 
-/// The tests that are left out: suite, test, and the reason why it proves nothing in a guest.
+/// The excluded tests: suite, test, and the reason why a guest cannot test it.
 const LEFT_OUT: &[(&str, &str, &str)] = &[];
 
 #[derive(clap::Args)]
@@ -144,7 +141,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 impl Options {
-    /// Returns the wanted suites, one per line.
+    /// Returns the selected suites, one per line.
     fn suites(&self) -> Result<String> {
         let name = |suite: &str| {
             suite
@@ -176,7 +173,6 @@ impl Options {
     }
 }
 
-/// The outcome of one kernel.
 enum Outcome {
     Ran(Report),
     /// The kernel is unavailable, for this reason.
@@ -220,7 +216,7 @@ fn one(
     })
 }
 
-/// Fails unless all that ran passed, and the requested kernels of [`MUST_RUN`] ran.
+/// Fails unless everything that ran passed, and the requested kernels of [`MUST_RUN`] ran.
 fn conclude(asked: &[String], outcomes: &[(&str, Outcome)]) -> Result<()> {
     println!(
         "{:<8} {:<34} {:>7} {:>7}",
@@ -276,8 +272,8 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// Returns the guests' programs: path in the guest, and path here. The programs are built, or kept
-/// from the last run.
+/// Returns the guests' programs, built or kept from the last run: path in the guest, path on this
+/// machine.
 fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     if build {
@@ -298,7 +294,7 @@ fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> 
     PROGRAMS.iter().map(program).collect()
 }
 
-/// Returns a file of the lines that the host's kernel keeps of the kernel programs.
+/// Writes the source lines of the kernel programs that the host's kernel keeps to a file.
 fn lines_of_host(folder: &Path) -> Result<PathBuf> {
     let file = folder.join("lines");
     let mut command = shell::as_root(Path::new("env"))?;
@@ -310,8 +306,8 @@ fn lines_of_host(folder: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Links without shared libraries. Only this last step gets these flags, so that the earlier steps
-/// are shared with a plain build.
+/// Links statically. Only this last step gets these flags, so that the earlier steps are shared
+/// with a plain build.
 fn link(package: &str, features: &str, kind: &str, name: &str, release: bool) -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
     cargo.args([

@@ -1,4 +1,4 @@
-//! Collects facts about this host. This module judges nothing, and changes nothing on the host.
+//! Collects facts about this host. This module neither judges them nor changes the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -35,7 +35,6 @@ use proxy_source::kubernetes::NotGranted;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 
-/// The facts that the judgement rests on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     /// The kernel's release, as `uname -r` prints it.
@@ -48,64 +47,63 @@ pub(crate) struct Facts {
     /// The types of mounted file systems.
     pub(crate) mounted: BTreeSet<String>,
     /// The limit on locked memory in bytes, after the loader has raised it as far as permitted;
-    /// None without a limit.
+    /// `None` without a limit.
     pub(crate) memlock: Option<u64>,
-    /// The sysctls by their keys below `net`; a key that the kernel does not know is missing.
+    /// The sysctls by their keys below `net`, without keys that the kernel lacks.
     pub(crate) sysctls: BTreeMap<&'static str, String>,
-    /// The CNI plugins that a configuration names.
+    /// The CNI plugins in configurations.
     pub(crate) cni: BTreeSet<String>,
     /// The names of all BPF programs in the kernel.
     pub(crate) programs: BTreeSet<String>,
-    /// The programs of others on kpx's hooks: device, hook, program.
+    /// Foreign programs on kpx's hooks: device, hook, program.
     pub(crate) others: Vec<(String, &'static str, String)>,
     /// The IPsec policies for outgoing packets.
     pub(crate) ipsec: Vec<Policy>,
-    /// The reason why the policies are not known.
+    /// The error of reading the IPsec policies.
     pub(crate) ipsec_unknown: Option<String>,
-    /// The routing rules that the programs' look-ups do not ask.
+    /// The routing rules that the programs' FIB look-ups ignore.
     pub(crate) unasked_rules: Vec<ForeignRule>,
-    /// The operator's ranges of ClusterIPs, and the networks of this host's routes in them.
+    /// The operator's ClusterIP ranges. The networks of this host's routes inside them follow.
     pub(crate) service_ranges: Vec<IpNet>,
     pub(crate) routes_in_ranges: Vec<IpNet>,
-    /// Routing rules of others before kpx's that may take this host's packets to ClusterIPs.
+    /// Foreign routing rules before kpx's that may match this host's packets to ClusterIPs.
     pub(crate) early_rules: Vec<String>,
-    /// The chains of netfilter that refuse what clients outside and pods exchange.
+    /// The netfilter chains that refuse traffic between outside clients and pods.
     pub(crate) refusals: Vec<Refusal>,
-    /// The chains that drop what comes for the host itself, in words.
+    /// Descriptions of the chains that drop packets to the host itself.
     pub(crate) closed_inputs: Vec<String>,
-    /// The pods' networks, if the operator has told them.
+    /// The pods' networks, if the operator configured them.
     pub(crate) pod_networks: Vec<IpNet>,
-    /// The reason why the rules of netfilter are not known.
+    /// The error of reading netfilter's rules.
     pub(crate) netfilter_unknown: Option<String>,
-    /// The devices at which a qdisc of another program is in the place of clsact.
+    /// The devices on which a foreign qdisc occupies the place of clsact.
     pub(crate) without_egress: Vec<String>,
-    /// The sysctl that decides whether processes without CAP_BPF may use bpf(2): 0 permits it. None
-    /// if the kernel has none.
+    /// The sysctl for bpf(2) without CAP_BPF: 0 permits it. `None` if the kernel lacks it.
     pub(crate) unprivileged_bpf_disabled: Option<u8>,
     /// True if another kpx serves this host.
     pub(crate) kpx_runs: bool,
     /// True if kpx's programs serve without an agent.
     pub(crate) is_orphaned: bool,
-    /// The place that keeps the running kpx's programs and maps while it is away: see
+    /// The place that keeps the running kpx's programs and maps across its restarts: see
     /// [`proxy_view::status::Status::kept_by`].
     pub(crate) kept_by: Option<String>,
-    /// The result of reading the kubeconfig that was named; None if none was named.
+    /// The result of reading the kubeconfig; `None` if no kubeconfig is given.
     pub(crate) kubeconfig: Option<Result<(), NotGranted>>,
-    /// The ids of processes that are called kube-proxy and are not kpx.
+    /// The ids of processes with the name kube-proxy, without kpx's own.
     pub(crate) kube_proxies: Vec<u32>,
     pub(crate) kube_proxy_rules: KubeProxyRules,
-    /// The reason why kube-proxy's rules are not known.
+    /// The error of reading kube-proxy's rules.
     pub(crate) kube_proxy_rules_unknown: Option<String>,
-    /// True if the device of kube-proxy's mode ipvs exists.
+    /// True if the device of kube-proxy's IPVS mode exists.
     pub(crate) kube_ipvs0: bool,
-    /// The ports that kpx listens on by default, and cannot.
+    /// The default ports of kpx that cannot be bound.
     pub(crate) taken_ports: Vec<u16>,
-    /// The smallest MTU of the devices that lead out of this host, in bytes.
+    /// The smallest MTU of the devices that leave this host, in bytes.
     pub(crate) mtu: u32,
     /// The largest MTU of a pod's device, in bytes.
     pub(crate) pod_mtu: Option<u32>,
-    /// The reasons why veths into other network namespaces do not count as pods', where pods may be
-    /// meant.
+    /// The reasons why veths into other network namespaces do not count as pods'. Only veths that
+    /// may be pods' are listed.
     pub(crate) no_pods: Vec<String>,
 }
 
@@ -127,7 +125,7 @@ const SYSCTLS: [&str; 7] = [
     BRIDGE_IPTABLES,
 ];
 
-/// The ports that kpx listens on by default, the same as kube-proxy's: metrics and health.
+/// kpx's default ports for metrics and health, the same as kube-proxy's.
 pub(crate) const PORTS: [u16; 2] = [10_249, 10_256];
 
 const CNI_DIR: &str = "/etc/cni/net.d";
@@ -212,7 +210,7 @@ pub(crate) async fn gather(setting: &Setting) -> Result<Facts> {
     })
 }
 
-/// Returns the networks of this host's routes in ranges. kpx's own do not count.
+/// Returns the networks of this host's routes inside the ranges, without kpx's own routes.
 async fn routes_in(ranges: &[IpNet]) -> Result<Vec<IpNet>> {
     let (driver, handle) = net::connect()?;
     tokio::select! {
@@ -221,7 +219,7 @@ async fn routes_in(ranges: &[IpNet]) -> Result<Vec<IpNet>> {
     }
 }
 
-/// Returns the rules that come before kpx's and may take packets to these ranges.
+/// Returns the rules before kpx's that may match packets to these ranges.
 async fn early_rules(ranges: &[IpNet]) -> Result<Vec<String>> {
     let (driver, handle) = net::connect()?;
     tokio::select! {
@@ -230,7 +228,7 @@ async fn early_rules(ranges: &[IpNet]) -> Result<Vec<String>> {
     }
 }
 
-/// Returns the `kept_by` of the running kpx's status. The run directory may be a container's own.
+/// Returns the `kept_by` of the running kpx's status. Its run directory may be inside a container.
 async fn kept_by() -> Option<String> {
     let process = processes::kpx().ok()??;
     let run_dir = format!("/proc/{process}/root{RUN_DIR}");
@@ -243,7 +241,7 @@ async fn usable(setting: &Setting) -> Option<Result<(), NotGranted>> {
     Some(setting.source.check().await.map_err(NotGranted::from))
 }
 
-/// Finds kube-proxy's rules, or says why they are not known.
+/// Returns kube-proxy's rules, or the error of reading them.
 fn kube_proxy_rules(missing: &[Need]) -> (KubeProxyRules, Option<String>) {
     let lacks = missing
         .iter()
@@ -258,10 +256,9 @@ fn kube_proxy_rules(missing: &[Need]) -> (KubeProxyRules, Option<String>) {
     }
 }
 
-/// A period that is longer than this command runs.
+/// A period longer than this command runs.
 const ONCE: Duration = Duration::from_secs(3_600);
 
-/// Lists the devices of this thread's network namespace.
 pub(crate) async fn links() -> Result<BTreeMap<u32, Link>> {
     let (sender, mut events) = mpsc::channel(1);
     tokio::select! {
@@ -297,8 +294,7 @@ fn mounted() -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Returns the plugins' names of all configurations. A file that cannot be read counts as no
-/// configuration.
+/// Returns the names of the plugins in all configurations. An unreadable file counts as missing.
 fn cni(dir: &Path) -> BTreeSet<String> {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let read = files.filter_map(|file| {
@@ -323,7 +319,7 @@ async fn others(links: impl Iterator<Item = &Link>) -> Result<Vec<(String, &'sta
                 (TcAttachType::Ingress, "ingress"),
                 (TcAttachType::Egress, "egress"),
             ] {
-                // A kernel without TCX has no programs there.
+                // A kernel without TCX has no TCX programs.
                 let programs = SchedClassifier::query_tcx(&link.name, attach_type)
                     .map(|(_, programs)| programs);
                 let names = programs.unwrap_or_default().into_iter();

@@ -1,4 +1,4 @@
-//! A finding: what was looked at, what was found, and how to mend it.
+//! A finding: the checked item, its state, and the remedy.
 
 use serde::Serialize;
 
@@ -6,10 +6,9 @@ use serde::Serialize;
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Finding {
     pub(crate) level: Level,
-    /// The name of the checked item.
     pub(crate) what: &'static str,
     pub(crate) found: String,
-    /// The advice on how to mend it; null if nothing is wrong.
+    /// The remedy; null if nothing is wrong.
     pub(crate) fix: Option<String>,
 }
 
@@ -17,9 +16,9 @@ pub(crate) struct Finding {
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Level {
     Ok,
-    /// The finding that leaves kpx working, but deserves the operator's attention.
+    /// kpx works, but the operator should look at it.
     Warn,
-    /// The finding that keeps kpx from working, at least in part.
+    /// kpx does not work, at least in part.
     Fail,
 }
 

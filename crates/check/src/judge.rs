@@ -1,4 +1,4 @@
-//! Judges the facts: what each of them means for kpx, and what to do about it.
+//! Judges the facts: their meaning for kpx, and the remedies.
 
 mod kube_proxy;
 mod network;
@@ -20,11 +20,11 @@ use network::{
 pub use network::{past_ipsec, unheard_probes};
 
 /// The first kernel that does not charge BPF memory to `RLIMIT_MEMLOCK` (commit d5299b67dd59 and
-/// those before it).
+/// its series).
 const MEMLOCK_FREE: (u32, u32) = (5, 11);
 
-/// The dataplanes that translate Services themselves: the prefix of their programs' names, the
-/// name, and the advice.
+/// Dataplanes that translate Services themselves: the prefix of their programs' names, the name,
+/// and the remedy.
 const TRANSLATORS: [(&str, &str, &str); 2] = [
     (
         "cil_sock",
@@ -38,7 +38,7 @@ const TRANSLATORS: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// Returns the findings in the order in which they are shown.
+/// Returns the findings in the order of the report.
 pub(crate) fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![
         kernel(facts),
@@ -89,8 +89,8 @@ pub(crate) fn judge(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Returns the findings that matter on a machine outside of the cluster, which has neither pods nor
-/// node ports, and forwards nothing.
+/// Returns the findings for a machine outside the cluster, which has neither pods nor node ports,
+/// and does not forward.
 pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![
         kernel(facts),
@@ -112,14 +112,14 @@ pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Reports the kernel's release. The features are probed, because a version says nothing of a
-/// distribution's backports.
+/// Reports the kernel's release. It is not judged: features are probed, because distributions
+/// backport them.
 fn kernel(facts: &Facts) -> Finding {
     ok("kernel", &facts.kernel)
 }
 
-/// Judges whether the programs of one CPU keep each other out of their memory. The agent does not
-/// start where they do not.
+/// Judges whether preemption can corrupt the programs' per-CPU memory. The agent refuses to start
+/// in that case.
 fn preemption(facts: &Facts) -> Finding {
     const WHAT: &str = "preemption";
     match facts.preemption.verdict() {
@@ -190,8 +190,8 @@ fn attach(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges unprivileged bpf(2). kpx works with any setting, because it has the capabilities that
-/// bpf(2) asks for.
+/// Judges unprivileged bpf(2). kpx works with any setting, because it has the required
+/// capabilities.
 fn unprivileged_bpf(facts: &Facts) -> Finding {
     const WHAT: &str = "unprivileged bpf";
     match facts.unprivileged_bpf_disabled {
@@ -229,7 +229,7 @@ fn cgroup2(facts: &Facts) -> Finding {
     )
 }
 
-/// Reports the socket programs. They are optional, so their absence is no problem.
+/// Reports the socket programs. They are optional, so their absence is not a problem.
 fn sockets(facts: &Facts) -> Finding {
     if !facts.missing_capabilities.is_empty() {
         return warn(
@@ -250,8 +250,8 @@ fn sockets(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges the BPF file system, where maps and links outlive the agent. Root mounts a BPF file
-/// system by itself; the pod and the systemd unit may not.
+/// Judges the BPF file system, which keeps maps and links across restarts of the agent. Root mounts
+/// it if it is missing; the pod and the systemd unit may not.
 fn bpf_fs(facts: &Facts) -> Finding {
     const WHAT: &str = "bpf file system";
     match facts.mounted.contains("bpf") {
@@ -265,7 +265,7 @@ fn bpf_fs(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges whether Services go on while the running kpx is away.
+/// Judges whether Services keep working while the running kpx restarts.
 fn restarts(facts: &Facts) -> Finding {
     const WHAT: &str = "restarts";
     match facts.kept_by.as_deref() {
@@ -289,13 +289,11 @@ fn restarts(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges programs that serve without an agent.
 fn agent(facts: &Facts) -> Option<Finding> {
     let fix = "start kpx, or wait if it restarts; kpx cleanup removes it for good";
     facts.is_orphaned.then(|| warn("agent", ORPHANED, fix))
 }
 
-/// Judges the kubeconfig, if one was named.
 fn kubeconfig(facts: &Facts) -> Option<Finding> {
     const WHAT: &str = "kubeconfig";
     Some(match facts.kubeconfig.as_ref()? {
@@ -323,7 +321,7 @@ fn memlock(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges whether another dataplane translates Services by programs of its own.
+/// Judges whether another BPF dataplane translates Services.
 fn translators(facts: &Facts) -> Finding {
     const WHAT: &str = "other service proxies";
     let runs = |prefix: &str| facts.programs.iter().any(|name| name.starts_with(prefix));

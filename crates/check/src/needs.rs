@@ -5,14 +5,14 @@ use std::fmt;
 use anyhow::{Context, Result};
 use caps::{CapSet, Capability, CapsHashSet};
 
-/// A capability that serving needs, with the operation that needs it.
+/// A needed capability, with the operation that needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     pub capability: Capability,
     pub operation: &'static str,
 }
 
-/// The needed capabilities, measured by the kernel's tracepoint `cap_capable` in both modes, with
+/// The needed capabilities, measured with the kernel's tracepoint `cap_capable` in both modes, with
 /// TCX and with clsact.
 pub const NEEDED: [Need; 3] = [
     Need {
@@ -35,7 +35,7 @@ impl fmt::Display for Need {
     }
 }
 
-/// Returns the needed capabilities that this process lacks in a set.
+/// Returns the needed capabilities that a set of this process lacks.
 pub fn missing(set: CapSet) -> Result<Vec<Need>> {
     Ok(missing_of(
         &caps::read(None, set).context("read this process's capabilities")?,
@@ -51,8 +51,7 @@ fn missing_of(permitted: &CapsHashSet) -> Vec<Need> {
     NEEDED.into_iter().filter(|need| !has(need)).collect()
 }
 
-/// Returns true for capabilities that Linux 5.8 split from CAP_SYS_ADMIN; CAP_SYS_ADMIN still
-/// includes them.
+/// Returns true for a capability that Linux 5.8 split from CAP_SYS_ADMIN, which still includes it.
 pub fn is_part_of_sys_admin(capability: Capability) -> bool {
     matches!(capability, Capability::CAP_BPF | Capability::CAP_PERFMON)
 }

@@ -6,11 +6,11 @@ use proxy_net::{self as net, filter};
 
 use crate::processes::holds_lock;
 
-/// The state of a host whose agent ended without a successor.
+/// The description of a host whose agent ended without a successor.
 pub const ORPHANED: &str =
     "kpx's programs serve here without an agent: Services stay in their last known state";
 
-/// Returns true if kpx's programs are in this network namespace, and no agent is.
+/// Returns true if this network namespace has kpx's programs and no agent.
 pub async fn is_orphaned() -> Result<bool> {
     if holds_lock()? {
         return Ok(false);

@@ -1,6 +1,6 @@
-//! The needs of a machine outside of the cluster (`kpx check --mode host`): the way to the API
-//! server and the rights there, room for the cluster's Services among this machine's networks, and
-//! the names.
+//! The needs of a machine outside the cluster (`kpx check --mode host`): access to the API server
+//! and rights there, no overlap between the cluster's Services and this machine's networks, and
+//! names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -18,33 +18,32 @@ use proxy_net::link::Link;
 use proxy_net::{self as net, anchor};
 use proxy_source::kubernetes::{Fault, ForeignHome, Granted, NotGranted, Streams};
 
-/// The addresses of a range whose routes are looked at, evenly spread.
+/// The number of addresses of a range whose routes are checked, evenly spread.
 const SAMPLES: u128 = 64;
 
 /// The facts about a machine outside of the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Outside {
-    /// The rights that the API server grants; an error says why it was not asked. None without an
+    /// The rights that the API server grants; the error if it could not be asked. `None` without an
     /// API server.
     pub(crate) granted: Option<Result<Granted, NotGranted>>,
-    /// The networks and addresses of this machine that lie in ranges of ClusterIPs, each with the
-    /// range.
+    /// This machine's networks and addresses inside ClusterIP ranges, each with the range.
     pub(crate) overlaps: Vec<(IpNet, String)>,
     pub(crate) names: Names,
     /// The kubeconfig's credential plugin, if its home directory belongs to another user.
     pub(crate) foreign_home: Option<ForeignHome>,
 }
 
-/// The way of names.
+/// The state of name resolution.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Names {
     #[default]
     Resolved,
-    /// No systemd-resolved answers.
+    /// systemd-resolved does not answer.
     NoResolved,
-    /// kpx is to serve none.
+    /// kpx's name server is off.
     Off,
-    /// kpx's server cannot have its address.
+    /// kpx's name server cannot bind its address.
     Unbound {
         at: SocketAddr,
         kind: ErrorKind,
@@ -70,8 +69,8 @@ pub(crate) async fn gather(setting: &Setting, links: &BTreeMap<u32, Link>) -> Re
     })
 }
 
-/// Returns the ranges of ClusterIPs: the operator's before the cluster's. None if the operator
-/// names none and no server answers.
+/// Returns the ClusterIP ranges: the operator's, otherwise the cluster's. `None` if neither is
+/// available.
 fn ranges<'a>(
     setting: &'a Setting,
     granted: Option<&'a Result<Granted, NotGranted>>,
@@ -81,7 +80,8 @@ fn ranges<'a>(
     of_operator.or(of_cluster).map(Vec::as_slice)
 }
 
-/// Returns what of this machine lies in the ranges. kpx's own devices and routes do not count.
+/// Returns this machine's networks and addresses inside the ranges, without kpx's own devices and
+/// routes.
 async fn overlaps(ranges: &[IpNet], links: &BTreeMap<u32, Link>) -> Result<Vec<(IpNet, String)>> {
     let mut found = Vec::new();
     for range in ranges {
@@ -107,7 +107,7 @@ async fn overlaps(ranges: &[IpNet], links: &BTreeMap<u32, Link>) -> Result<Vec<(
     Ok(found)
 }
 
-/// Returns an address of the range that a route other than the default one leads to.
+/// Returns an address of the range that has a route other than the default route.
 async fn routed(range: &IpNet, links: &BTreeMap<u32, Link>) -> Result<Option<IpAddr>> {
     let ours = links
         .values()
@@ -135,7 +135,7 @@ async fn routed(range: &IpNet, links: &BTreeMap<u32, Link>) -> Result<Option<IpA
     }
 }
 
-/// Returns addresses of a range, from its second on.
+/// Returns addresses of a range, beginning with its second address.
 fn samples(range: &IpNet) -> BTreeSet<IpAddr> {
     let bits = range.max_prefix_len() - range.prefix_len();
     let size = if bits >= 127 { u128::MAX } else { 1 << bits };
@@ -151,7 +151,7 @@ fn samples(range: &IpNet) -> BTreeSet<IpAddr> {
 
 fn names(at: Option<SocketAddr>) -> Names {
     let Some(at) = at else { return Names::Off };
-    // A kpx that runs has it.
+    // A running kpx holds the address.
     if let Err(error) = listen(at)
         && !(error.kind() == ErrorKind::AddrInUse && holds_lock().unwrap_or(false))
     {
@@ -173,13 +173,13 @@ fn names(at: Option<SocketAddr>) -> Names {
     }
 }
 
-/// Listens for a moment as kpx's server does.
+/// Binds the address like kpx's name server, and releases it.
 fn listen(at: SocketAddr) -> io::Result<()> {
     let _udp = UdpSocket::bind(at)?;
     TcpListener::bind(at).map(drop)
 }
 
-/// Returns the findings in the order in which they are shown.
+/// Returns the findings in the order of the report.
 pub(crate) fn judge(setting: &Setting, facts: &Outside) -> Vec<Finding> {
     let mut findings = Vec::new();
     match &facts.granted {
@@ -200,7 +200,7 @@ pub(crate) fn judge(setting: &Setting, facts: &Outside) -> Vec<Finding> {
     findings
 }
 
-/// Returns the advice for a fault on the way to the API server.
+/// Returns the remedy for a fault on the path to the API server.
 pub(crate) fn mend(fault: Fault) -> &'static str {
     match fault {
         Fault::NoKubeconfig => {
@@ -283,7 +283,7 @@ fn judge_names(setting: &Setting, names: &Names) -> Finding {
     }
 }
 
-/// Judges the right that the tunnel takes.
+/// Judges the right that the tunnel needs.
 fn tunnel(streams: &Streams) -> Finding {
     const WHAT: &str = "tunnel";
     const ROLE: &str =
@@ -323,7 +323,7 @@ fn tunnel(streams: &Streams) -> Finding {
     }
 }
 
-/// Judges the rights. kpx does without some.
+/// Judges the rights. Some are optional.
 fn rights(granted: &Granted) -> Finding {
     const WHAT: &str = "rights";
     let Some((resource, why)) = granted.refused.first() else {

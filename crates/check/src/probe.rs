@@ -1,4 +1,4 @@
-//! Probes this kernel: loads the programs, and attaches them in a network namespace of kpx's own.
+//! Probes this kernel: loads the programs, and attaches them in a private network namespace.
 
 use std::thread;
 
@@ -10,16 +10,16 @@ use proxy_common::hook::Place;
 use proxy_datapath::object;
 use proxy_datapath::{Cgroup, Datapath, Mechanism, Options, SocketOptions};
 
-/// The results of the probe; an error says why the kernel refused.
+/// The results of the probe; an error is the kernel's refusal.
 #[derive(Clone, Debug)]
 pub(crate) struct Probed {
-    /// Ok if the verifier accepts the programs, and the kernel has the map types.
+    /// `Ok` if the verifier accepts the programs, and the kernel has the map types.
     pub(crate) programs: Result<(), String>,
-    /// Ok if the same holds for the socket programs.
+    /// The same for the socket programs.
     pub(crate) sockets: Result<(), String>,
     pub(crate) tcx: Result<(), String>,
     pub(crate) clsact: Result<(), String>,
-    /// True if attaching was not tried, because this process may not make a network namespace.
+    /// True if attaching was not tried, because this process may not create a network namespace.
     pub(crate) may_not_attach: bool,
 }
 
@@ -35,14 +35,14 @@ impl Default for Probed {
     }
 }
 
-/// The index and name of lo, the one device that every namespace has.
+/// The index and name of lo, the only device of every namespace.
 const LO: (u32, &str) = (1, "lo");
 
 pub(crate) fn probe() -> Probed {
     let may_not_attach =
         !caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false);
     let not_tried = || Err("not tried".to_owned());
-    // Loading is most of the work, so the programs are loaded once.
+    // Loading takes most of the time, so the programs are loaded once.
     let (datapath, sockets) = load();
     let mut datapath = match datapath {
         Err(error) => {
@@ -68,8 +68,8 @@ pub(crate) fn probe() -> Probed {
     };
     let mut attach = |mechanism| {
         datapath.attachments.set_mechanism(mechanism);
-        // A thread enters a new network namespace. When the thread ends, the namespace and its
-        // attachments go with it.
+        // A thread enters a new network namespace. The namespace and its attachments end with the
+        // thread.
         let attached = thread::scope(|scope| {
             let attaching = scope.spawn(|| {
                 unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")?;
@@ -92,8 +92,8 @@ pub(crate) fn probe() -> Probed {
     }
 }
 
-/// Loads the programs with those for sockets, as `--socket-lb auto` does. The second result says
-/// why packets would serve sockets.
+/// Loads the programs with the socket programs, as `--socket-lb auto` does. The second result is
+/// the reason why sockets stay untranslated.
 fn load() -> (Result<Datapath>, Result<(), String>) {
     let sockets = Some(SocketOptions {
         everywhere: false,

@@ -1,4 +1,4 @@
-//! Looks for kube-proxy among the processes of this host.
+//! Finds kube-proxy among the processes of this host.
 
 use std::fs;
 use std::path::Path;
@@ -6,17 +6,17 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use proxy_net::lock;
 
-/// The process name of kube-proxy, as the kernel shortens it (`comm`).
+/// The process name of kube-proxy, as in `/proc/PID/comm`.
 const KUBE_PROXY: &str = "kube-proxy";
 
-/// Returns the ids of processes that are called kube-proxy and live in our network namespace. A kpx
-/// may have that name, too; holding kpx's lock tells it apart.
+/// Returns the ids of processes named kube-proxy in this network namespace, except kpx: a kpx of
+/// that name holds kpx's lock.
 pub fn kube_proxies() -> Result<Vec<u32>> {
     let lock = lock_socket()?;
     let namespace = fs::read_link("/proc/self/ns/net").context("read the network namespace")?;
     let is_here =
         |id: &u32| fs::read_link(format!("/proc/{id}/ns/net")).is_ok_and(|of| of == namespace);
-    // A process may end while this function looks at it.
+    // A process may end while its files are read.
     let is_kube_proxy = |id: &u32| {
         let name = fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
         name.trim() == KUBE_PROXY
@@ -26,13 +26,13 @@ pub fn kube_proxies() -> Result<Vec<u32>> {
     Ok(processes()?.filter(is_kube_proxy).collect())
 }
 
-/// Returns true if a kpx runs in our network namespace. Taking its lock instead could keep a
-/// starting kpx out.
+/// Returns true if a kpx runs in this network namespace. Reads who holds the lock: taking the lock
+/// could block a starting kpx.
 pub fn holds_lock() -> Result<bool> {
     Ok(lock_socket()?.is_some())
 }
 
-/// Returns the process of the kpx that runs in our network namespace.
+/// Returns the process id of the kpx in this network namespace.
 pub(crate) fn kpx() -> Result<Option<u32>> {
     let Some(lock) = lock_socket()? else {
         return Ok(None);
@@ -47,7 +47,7 @@ fn processes() -> Result<impl Iterator<Item = u32>> {
     Ok(processes.filter_map(|process| process.file_name().to_str()?.parse().ok()))
 }
 
-/// Returns the socket that is the lock, as a process's open files show it.
+/// Returns the lock's socket, in the form of a link in `/proc/PID/fd`.
 fn lock_socket() -> Result<Option<String>> {
     let sockets = fs::read_to_string("/proc/net/unix").context("list the sockets")?;
     let mut locks = sockets

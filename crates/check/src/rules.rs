@@ -1,5 +1,5 @@
-//! Finds kube-proxy's rules: those of nftables by netlink, also where iptables made them, and those
-//! of legacy iptables by its tools.
+//! Finds kube-proxy's rules: nftables' by netlink, including those of iptables-nft, and legacy
+//! iptables' by its tools.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,14 +9,14 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result};
 use proxy_net::nft::{self, Family};
 
-/// The name of kube-proxy's tables in mode nftables, one per family.
+/// The name of the tables of kube-proxy's nftables mode, one per family.
 const TABLE: &str = "kube-proxy";
 
-/// The chains of kube-proxy's modes iptables and ipvs; `CHAIN_PREFIXES` has the names that it makes
-/// for each Service.
+/// The chains of kube-proxy's iptables and IPVS modes; `CHAIN_PREFIXES` has the names of its chains
+/// per Service.
 ///
-/// No other `KUBE-` chain belongs to kube-proxy. The kubelet has some. kube-router's
-/// NetworkPolicies, which k3s has built in, use `KUBE-ROUTER-`, `KUBE-POD-FW-` and `KUBE-NWPLCY-`.
+/// Other `KUBE-` chains do not belong to kube-proxy. The kubelet has some. kube-router's
+/// NetworkPolicies, which k3s includes, use `KUBE-ROUTER-`, `KUBE-POD-FW-` and `KUBE-NWPLCY-`.
 const CHAINS: [&str; 13] = [
     "KUBE-SERVICES",
     "KUBE-EXTERNAL-SERVICES",
@@ -41,17 +41,17 @@ const CHAIN_PREFIXES: [&str; 6] = [
     "KUBE-SEP-",
 ];
 
-/// The tables in which kube-proxy's modes iptables and ipvs make chains.
+/// The tables in which kube-proxy's iptables and IPVS modes create chains.
 const TABLES: [&str; 3] = ["nat", "filter", "mangle"];
 
-/// The files that list the tables of legacy iptables.
+/// The files with the names of legacy iptables' tables.
 const LEGACY_TABLES: [&str; 2] = [
     "/proc/thread-self/net/ip_tables_names",
     "/proc/thread-self/net/ip6_tables_names",
 ];
 
-/// The tools that show legacy iptables' rules, and those that change them. `iptables` may be either
-/// of the variants.
+/// The tools that list rules of legacy iptables, and those that change them. `iptables` may be
+/// either variant.
 const TOOLS: [(&str, &str); 4] = [
     ("iptables-legacy-save", "iptables-legacy"),
     ("ip6tables-legacy-save", "ip6tables-legacy"),
@@ -61,25 +61,25 @@ const TOOLS: [(&str, &str); 4] = [
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KubeProxyRules {
-    /// The families of nftables' tables called kube-proxy.
+    /// The families of nftables' tables named kube-proxy.
     pub tables: Vec<Family>,
     /// The chains of both variants of iptables.
     pub chains: Vec<Chains>,
-    /// True if legacy iptables has a table for NAT here, and no iptables is installed to list it.
+    /// True if legacy iptables has a nat table here, and no tool is installed to list it.
     pub unknown: bool,
 }
 
-/// The chains of kube-proxy in one of iptables' tables.
+/// kube-proxy's chains in a table of iptables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chains {
     /// The tool that changes the chains.
     pub tool: &'static str,
-    /// The family of a table of nftables; None for legacy iptables.
+    /// The family of an nftables table; `None` for legacy iptables.
     pub family: Option<Family>,
     pub table: String,
     pub names: BTreeSet<String>,
-    /// The rules of other chains of legacy iptables that jump to these, as `iptables-save` prints them:
-    /// `-A PREROUTING … -j KUBE-SERVICES`.
+    /// The rules of other legacy chains that jump to these chains, in the notation of
+    /// `iptables-save`: `-A PREROUTING … -j KUBE-SERVICES`.
     pub jumps: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ impl KubeProxyRules {
             };
             found.unknown &= !shows_legacy(save)?;
             for chains in chains(tool_name, &saved) {
-                // Plain `iptables` shows the rules of one of its variants again.
+                // Plain `iptables` lists the rules of one variant again.
                 let known = !tool_name.contains('-')
                     && found.chains.iter().any(|other| {
                         (&other.table, &other.names) == (&chains.table, &chains.names)
@@ -115,8 +115,8 @@ impl KubeProxyRules {
     }
 }
 
-/// Returns the output of a tool; None if the tool is not installed. A tool fails if its kernel part
-/// is missing, and then has no rules to show.
+/// Returns the output of a tool; `None` if the tool is not installed. A tool that fails because its
+/// kernel module is missing has no rules to list.
 fn tool(name: &str) -> Result<Option<String>> {
     match Command::new(name).output() {
         Ok(Output { stdout, .. }) => Ok(Some(String::from_utf8_lossy(&stdout).into_owned())),
@@ -125,15 +125,15 @@ fn tool(name: &str) -> Result<Option<String>> {
     }
 }
 
-/// Returns true if an installed tool reads the tables of legacy iptables: every version before 1.8
-/// does, and later ones name their variant.
+/// Returns true if an installed tool reads legacy tables: versions before 1.8 do, and later
+/// versions print their variant.
 fn shows_legacy(save: &str) -> Result<bool> {
     let version = Command::new(save).arg("--version").output();
     let version = version.with_context(|| format!("run {save} --version"))?;
     Ok(!String::from_utf8_lossy(&version.stdout).contains("nf_tables"))
 }
 
-/// Finds the chains that iptables made in tables of nftables.
+/// Returns the chains of iptables-nft.
 fn by_netlink() -> Result<Vec<Chains>> {
     let mut tables = BTreeMap::<_, BTreeSet<_>>::new();
     for chain in nft::chains()? {
@@ -155,13 +155,13 @@ fn by_netlink() -> Result<Vec<Chains>> {
     Ok(chains.collect())
 }
 
-/// Returns true if legacy iptables has a table for NAT. The look makes no table.
+/// Returns true if legacy iptables has a nat table. Reading its list does not create the table.
 fn has_legacy_nat() -> Result<bool> {
     for path in LEGACY_TABLES {
         match fs::read_to_string(path) {
             Ok(names) if names.lines().any(|name| name == "nat") => return Ok(true),
             Ok(_) => {}
-            // A kernel without such tables has no list.
+            // A kernel without legacy tables lacks the file.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(|| format!("read {path}")),
         }

@@ -1,5 +1,5 @@
-//! The settings of `kpx run` that a check goes by. The agent has the flags and their meaning, and
-//! hands them in.
+//! The settings of `kpx run` that a check depends on. proxy-agent implements the trait for its
+//! flags.
 
 use std::net::SocketAddr;
 
@@ -8,30 +8,30 @@ use ipnet::IpNet;
 use proxy_source::{Source, kubernetes};
 use proxy_view::Mode;
 
-/// The flags of `kpx run` that a check takes as well.
+/// The flags of `kpx run` that a check accepts too.
 pub trait RunFlags: clap::Args {
-    /// Returns what a run with these flags would do. Errors name the flag.
+    /// Returns the settings of a run with these flags. Errors name the flag.
     fn setting(&self) -> Result<Setting>;
 }
 
-/// The settings of a run, as far as a check needs them.
+/// The settings of a run that a check needs.
 #[derive(Clone, Debug)]
 pub struct Setting {
     pub mode: Mode,
     pub source: Source,
-    /// The address at which names are served; None if they are not.
+    /// The address of the name server; `None` if it is off.
     pub names: Option<SocketAddr>,
     pub cluster_domain: String,
-    /// True if connections go through the API server to pods out of reach.
+    /// True if the tunnel through the API server is on.
     pub has_tunnel: bool,
-    /// The operator's ranges of ClusterIPs; empty if the cluster's count.
+    /// The operator's ClusterIP ranges; empty to use the cluster's.
     pub service_cidrs: Vec<IpNet>,
-    /// The networks of the cluster's pods; empty if the operator has not told them.
+    /// The networks of the cluster's pods; empty if not configured.
     pub pod_networks: Vec<IpNet>,
 }
 
 impl Setting {
-    /// Returns the way to the API server; None for a folder of manifests.
+    /// Returns the access to the API server; `None` for a folder of manifests.
     pub(crate) fn api_server(&self) -> Option<&kubernetes::Options> {
         match &self.source {
             Source::Kubernetes(options) => Some(options),
@@ -39,7 +39,7 @@ impl Setting {
         }
     }
 
-    /// Returns the way to the API server, if the operator has named one.
+    /// Returns the access to the API server, if the operator configured it.
     pub(crate) fn named_api_server(&self) -> Option<&kubernetes::Options> {
         let is_named = |options: &&kubernetes::Options| {
             options.kubeconfig.is_some() || options.context.is_some() || options.master.is_some()

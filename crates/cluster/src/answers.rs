@@ -1,4 +1,4 @@
-//! Asks all nodes at once, and tells which of them did not answer.
+//! Runs a command on all nodes concurrently, and reports the nodes that fail.
 
 use std::io::{Write, stderr};
 use std::process::ExitCode;
@@ -15,23 +15,22 @@ use crate::exec::{self, Answer};
 use crate::pods::{Cluster, NodePod};
 use proxy_view::output::{Form, OutputArgs, escaped};
 
-/// The seconds in which a node must answer.
+/// Time limit for a node's answer in seconds.
 const TIMEOUT: u64 = 20;
-/// The most bytes of a node's table.
+/// Maximum size of a node's answer in bytes.
 pub(crate) const LONGEST: u64 = 16 << 20;
 
-/// The answer of one node, or the reason why there is none.
+/// The answer of a node, or its error.
 pub(crate) struct Asked<T> {
     pub(crate) at: NodePod,
     pub(crate) answer: Result<T>,
-    /// The answer as it came; null if none did.
+    /// The answer as JSON; null without an answer.
     data: Value,
-    /// The exit status and the words of kpx on that node.
+    /// The exit status and the standard error of kpx on that node.
     code: Option<i32>,
     stderr: String,
 }
 
-/// The answers of all nodes, by name.
 pub(crate) struct Answers<T>(pub(crate) Vec<Asked<T>>);
 
 /// A node in the form of `--output json`. Fields may be added, and no field is renamed or removed.
@@ -40,15 +39,15 @@ pub(crate) struct Answers<T>(pub(crate) Vec<Asked<T>>);
 struct NodeAnswer<'a> {
     node: &'a str,
     pod: &'a str,
-    /// The output of `kpx … -o json` there; null if the node did not answer.
+    /// The output of `kpx … -o json`; null without an answer.
     answer: Option<&'a Value>,
     exit_code: Option<i32>,
-    /// Why there is no answer; null if there is one.
+    /// The error; null with an answer.
     error: Option<String>,
     stderr: &'a str,
 }
 
-/// Runs a command of kpx on all nodes, not too many at a time. Answers come as they are ready.
+/// Runs a kpx command on all nodes, a limited number at a time. Yields answers as they complete.
 pub(crate) fn run_all<'a>(
     cluster: &'a Cluster,
     args: &ConnectArgs,
@@ -63,7 +62,7 @@ pub(crate) fn run_all<'a>(
     stream::iter(runs).buffer_unordered(args.parallel())
 }
 
-/// Asks all nodes `kpx ARGUMENTS -o json`.
+/// Runs `kpx ARGUMENTS -o json` on all nodes.
 pub(crate) async fn ask<T: DeserializeOwned>(
     cluster: &Cluster,
     args: &ConnectArgs,
@@ -120,7 +119,8 @@ impl<T: DeserializeOwned> Asked<T> {
     }
 }
 
-/// Reads the data. `kpx status` fails on an unhealthy node, and prints the data all the same.
+/// Parses the output. The exit status alone is not an error: `kpx status` prints its data and fails
+/// on an unhealthy node.
 fn value(code: i32, stdout: &[u8], stderr: &str) -> Result<Value> {
     if code != 0 && stdout.is_empty() {
         let words = stderr.trim().trim_start_matches("kpx: ");
@@ -154,8 +154,8 @@ impl<'a> NodeAnswer<'a> {
 }
 
 impl<T> Answers<T> {
-    /// Prints the answers as data, an object for each node, or as the text that `text` makes of
-    /// them; `nothing` reports an empty text. Returns how the command ends.
+    /// Prints the answers as data, an object per node, or as the text that `text` makes of them;
+    /// `nothing` is the message for an empty text. Returns the exit status.
     pub(crate) fn print(
         &self,
         output: &OutputArgs,
@@ -168,14 +168,13 @@ impl<T> Answers<T> {
         self.end()
     }
 
-    /// Returns the nodes that answered.
     pub(crate) fn answered(&self) -> impl Iterator<Item = (&str, &T)> {
         self.0
             .iter()
             .filter_map(|asked| Some((asked.at.node.as_str(), asked.answer.as_ref().ok()?)))
     }
 
-    /// Repeats on standard error what the nodes said there, beside their answers.
+    /// Prints the nodes' standard error on standard error.
     fn tell_words(&self) {
         for asked in self.0.iter().filter(|asked| asked.answer.is_ok()) {
             let words = escaped(asked.stderr.trim());
@@ -183,12 +182,12 @@ impl<T> Answers<T> {
                 .lines()
                 .map(|line| format!("{}: {line}\n", asked.at.node))
                 .collect();
-            // A failure is ignored, because a closed standard error leaves no place to report it.
+            // A closed standard error leaves no place to report a failure.
             let _written = stderr().write_all(error.as_bytes());
         }
     }
 
-    /// Names the nodes that did not answer, and returns how the command ends.
+    /// Reports the nodes without an answer, and returns the exit status.
     pub(crate) fn end(&self) -> Result<ExitCode> {
         ensure!(!self.0.is_empty(), "no node was selected");
         let failed: Vec<_> = self
@@ -210,7 +209,7 @@ impl<T> Answers<T> {
 }
 
 impl<T: DeserializeOwned> Answers<Vec<T>> {
-    /// Keeps the wanted objects of each answer, and of its data.
+    /// Keeps the objects that `wants` accepts, in the parsed answers and in their JSON.
     pub(crate) fn retain(&mut self, wants: impl Fn(&T) -> bool) {
         let is_wanted =
             |data: &Value| serde_json::from_value(data.clone()).is_ok_and(|object| wants(&object));
@@ -227,7 +226,6 @@ impl<T: DeserializeOwned> Answers<Vec<T>> {
     }
 }
 
-/// Names nodes that failed, on standard error.
 pub(crate) fn name_failed(all: usize, failed: &[(&str, &anyhow::Error)]) {
     if failed.is_empty() {
         return;
@@ -239,13 +237,12 @@ pub(crate) fn name_failed(all: usize, failed: &[(&str, &anyhow::Error)]) {
             escaped(&format!("{error:#}")).replace('\n', " ")
         );
     }
-    // A failure is ignored, because a closed standard error leaves no place to report it.
+    // A closed standard error leaves no place to report a failure.
     let _written = stderr().write_all(text.as_bytes());
 }
 
 #[cfg(test)]
 impl<T> Answers<T> {
-    /// Returns these answers of nodes.
     pub(crate) fn of(answers: impl IntoIterator<Item = (&'static str, T)>) -> Self {
         let asked = |(node, answer): (&str, T)| Asked {
             at: NodePod {

@@ -1,4 +1,4 @@
-//! `kubectl kpx backends`: the backends of Services as the nodes see them. Nodes that see one alike
+//! `kubectl kpx backends`: the backends of Services as the nodes see them. Nodes with the same view
 //! share a row.
 
 use std::collections::BTreeMap;
@@ -55,7 +55,7 @@ pub(crate) async fn backends(connect: &ConnectArgs, args: &BackendsArgs) -> Resu
     let cluster = Cluster::find(connect).await?;
     let mut answers: Answers<Vec<BackendRow>> = ask(&cluster, connect, &arguments).await;
     answers.retain(wants);
-    // A Service may have no backends, or not exist.
+    // Without any backend, the named Service has none or does not exist.
     if answers.answered().all(|(_, rows)| rows.is_empty()) && args.select.service.is_some() {
         let services: Answers<Vec<ServiceView>> =
             ask(&cluster, connect, &args.select.arguments("services")).await;
@@ -68,13 +68,13 @@ pub(crate) async fn backends(connect: &ConnectArgs, args: &BackendsArgs) -> Resu
     })
 }
 
-/// A backend as one node sees it, in a form whose field `node` is the node that was asked.
+/// A backend as one node sees it. `node` is the node that reported it.
 #[derive(Clone, Debug, Serialize)]
 struct Watched {
     backend: BackendRow,
 }
 
-/// The columns that yield to a narrow terminal.
+/// The columns that shrink or go on a narrow terminal.
 const NARROW: Narrow<'static> = Narrow {
     optional: &["LOCAL", "ZONE", "SETS", "ON", "FLOWS", "POD"],
     sentence: None,
@@ -103,7 +103,7 @@ impl Listed for Watched {
     }
 }
 
-/// A backend, the numbers of all nodes that see it alike, and these nodes.
+/// A backend, its nodes that share one view, and the sums of their numbers.
 struct Row<'a> {
     backend: BackendRow,
     nodes: Vec<&'a str>,
@@ -138,8 +138,7 @@ pub(crate) fn text(answers: &Answers<Vec<BackendRow>>, order: BackendOrder, form
     )
 }
 
-/// Joins the backends that look alike on several nodes. Sets and weights tell them apart only where
-/// they are shown.
+/// Merges equal backends of several nodes. Sets and weights count only if they are shown.
 fn merged<'a>(
     answers: impl Iterator<Item = (&'a str, &'a [BackendRow])>,
     wide: bool,
@@ -204,7 +203,7 @@ impl Row<'_> {
             ..
         } = &self.backend;
         let pod = backend.pod.as_deref().unwrap_or_default();
-        // A pod is of its Service's namespace, as a rule.
+        // A backend's pod is usually in its Service's namespace.
         let pod = pod
             .strip_prefix(namespace.as_str())
             .and_then(|pod| pod.strip_prefix('/'))

@@ -1,4 +1,4 @@
-//! The flags by which a command finds the cluster and its nodes, as kubectl has them.
+//! The flags that select the cluster and its nodes, as in kubectl.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -59,7 +59,7 @@ pub(crate) struct ConnectArgs {
 }
 
 impl ConnectArgs {
-    /// Makes a client, with the kubeconfig's credentials or those of the pod that this runs in.
+    /// Makes a client with the kubeconfig's credentials, or in a pod with its ServiceAccount's.
     pub(crate) async fn client(&self) -> Result<Client> {
         let config = match kubeconfig(self.kubeconfig.as_deref()).context("use the kubeconfig") {
             Ok(read) => {
@@ -96,7 +96,7 @@ impl ConnectArgs {
             .with_context(|| format!("make a client of {server}"))
     }
 
-    /// Returns the files of the kubeconfig, as one would name them to kubectl.
+    /// Returns the kubeconfig's files, as arguments of kubectl.
     fn files(&self) -> String {
         match (&self.kubeconfig, std::env::var("KUBECONFIG")) {
             (Some(path), _) => path.display().to_string(),
@@ -109,8 +109,8 @@ impl ConnectArgs {
         Duration::from_secs(self.timeout.unwrap_or(default_secs))
     }
 
-    /// Awaits an answer of the API server, and names the call in an error. An error that is not the
-    /// server's own answer names the server too.
+    /// Awaits a response of the API server. Errors name the call; errors other than the server's
+    /// own response name the server too.
     pub(crate) async fn call<T>(
         &self,
         default_secs: u64,
@@ -133,11 +133,11 @@ impl ConnectArgs {
             error if error.code.is_some_and(|code| code != 401) => {
                 anyhow::Error::new(error).context(what.to_string())
             }
-            // The error of a plugin holds its environment and output.
+            // The error of a credential plugin holds the plugin's environment and output.
             error if error.code.is_some() || error.fault == Fault::Plugin => {
                 anyhow!("{what}: {server}: {error}")
             }
-            // The layers above repeat the cause.
+            // The outer errors repeat the cause.
             _ => anyhow!(
                 "{what}: {server}: {}",
                 anyhow::Error::new(error).root_cause()

@@ -1,5 +1,5 @@
-//! `kubectl kpx connectivity-test`: servers and clients of its own in the cluster, and who of them
-//! reaches what.
+//! `kubectl kpx connectivity-test`: creates servers and clients in the cluster, and tests which
+//! destinations the clients reach.
 
 mod cases;
 mod namespace;
@@ -24,7 +24,7 @@ use cases::Plan;
 use report::Report;
 use stage::{DIALS, Stage, TIMEOUT};
 
-/// The nodes of a test that names none.
+/// The default number of nodes.
 const NODES: usize = 2;
 
 /// Test every kind of Service in the cluster with temporary pods.
@@ -81,7 +81,8 @@ pub(crate) async fn connectivity_test(
     let namespace = args.test_namespace.clone().unwrap_or_else(fresh_name);
     let mut stage = Stage::new(client, connect, kpx, namespace)?;
     stage.remove_leftovers().await?;
-    // Both are taken before there is anything to remove.
+    // The signals are caught before the first object exists, so that every exit removes the
+    // objects.
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let limit = connect.timeout(TIMEOUT) + Duration::from_secs(DIALS);
@@ -110,7 +111,7 @@ async fn work(stage: &mut Stage<'_>, args: &ConnectivityArgs) -> Result<Report> 
     Ok(Report::of(stage, plan, judged).await)
 }
 
-/// Makes up a name that no other run has.
+/// Returns a new name for the run's namespace, made of the time.
 fn fresh_name() -> String {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! `kubectl kpx events`: what the agents told last. An Event that several nodes tell is one row.
+//! `kubectl kpx events`: the agents' recent Events. The same Event of several nodes is one row.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -69,13 +69,13 @@ pub(crate) fn text(answers: &Answers<Vec<EventView>>, form: Form) -> String {
     )
 }
 
-/// An Event, and the nodes that tell it.
+/// An Event, and the nodes that report it.
 struct Row<'a> {
     event: EventView,
     nodes: Vec<&'a str>,
 }
 
-/// Joins Events that differ in times and counts alone. The newest comes last.
+/// Merges Events that differ only in times and counts. The newest comes last.
 fn merged<'a>(answers: impl Iterator<Item = (&'a str, &'a [EventView])>) -> Vec<Row<'a>> {
     let mut rows: BTreeMap<String, Row<'a>> = BTreeMap::new();
     for (node, events) in answers {

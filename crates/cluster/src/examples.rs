@@ -1,6 +1,6 @@
 //! The examples of each command of `kubectl kpx`.
 
-/// The examples by command: a command line, and what it is for.
+/// The examples by command: a command line, and its purpose.
 pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "status",

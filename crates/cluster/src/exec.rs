@@ -1,4 +1,4 @@
-//! Runs kpx in a pod by the API server, and gives back what it said.
+//! Runs kpx in a pod through the API server (`pods/exec`), and returns its output.
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,14 +14,13 @@ use tokio::time::timeout;
 use crate::pods::NodePod;
 use proxy_source::kubernetes::SourceError;
 
-/// The place of kpx in its image.
+/// The path of kpx in its image.
 pub(crate) const KPX: &str = "/usr/local/bin/kpx";
-/// The reason why a node has no answer, although kpx ran there.
+/// The error for a command whose exit status did not arrive.
 pub(crate) const BROKEN: &str = "the connection to the pod broke off";
-/// The most bytes of standard error that are kept.
+/// Maximum size of the kept standard error in bytes.
 const LONGEST_STDERR: u64 = 64 << 10;
 
-/// The answer of a command.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) code: i32,
@@ -58,7 +57,7 @@ pub(crate) async fn start(
         .with_context(|| format!("run kpx in pod {}/{}", at.namespace, at.pod))
 }
 
-/// Runs `kpx` to its end. An answer of more than `longest` bytes is an error: a node that errs must
+/// Runs `kpx` to its end. An output of more than `longest` bytes is an error: a faulty node must
 /// not fill the operator's memory.
 pub(crate) async fn run(
     client: &Client,
@@ -79,8 +78,8 @@ pub(crate) async fn run(
         .map_err(|_| anyhow!("no answer within {} s", limit.as_secs()))?
 }
 
-/// Reads both outputs until the command ends. The client leaves them open after an error of the
-/// connection, and drops the status.
+/// Reads both outputs until the command ends. After a connection error the client drops the status
+/// and leaves the outputs open, so the status ends the read.
 async fn gather(
     stdout: impl AsyncRead + Unpin,
     stderr: impl AsyncRead + Unpin,
@@ -97,7 +96,7 @@ async fn gather(
     })
 }
 
-/// Reads to the end. A longer answer is an error at once.
+/// Reads to the end. Fails as soon as the output exceeds `longest` bytes.
 async fn whole(from: impl AsyncRead + Unpin, longest: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(longest + 1)
@@ -112,8 +111,8 @@ async fn whole(from: impl AsyncRead + Unpin, longest: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads to the end, and keeps the first bytes. The rest is taken off the connection, because it
-/// holds up what comes behind it.
+/// Reads to the end, and keeps the first `longest` bytes. The rest is read and discarded, because
+/// it blocks later data of the connection.
 pub(crate) async fn first_bytes(mut from: impl AsyncRead + Unpin, longest: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     (&mut from)
@@ -127,7 +126,8 @@ pub(crate) async fn first_bytes(mut from: impl AsyncRead + Unpin, longest: u64) 
     Ok(bytes)
 }
 
-/// Returns the exit status of the command. An error of kubelet or runtime is an error here.
+/// Returns the exit status of the command. A failure of the kubelet or of the container runtime is
+/// an error.
 pub(crate) fn code(status: &Status) -> Result<i32> {
     if status.status.as_deref() == Some("Success") {
         return Ok(0);
@@ -148,7 +148,7 @@ pub(crate) fn code(status: &Status) -> Result<i32> {
     })
 }
 
-/// Says what the API server refused.
+/// Returns an error with the API server's reason.
 fn refusal(error: &kube::Error) -> anyhow::Error {
     let error = SourceError::from(error);
     let is_refused = error.code == Some(403);
@@ -180,7 +180,8 @@ mod tests {
 
     #[tokio::test]
     async fn connection_that_breaks_off_ends_the_reading() {
-        // The client drops both writers in an error, and a reader of such a pipe waits for ever.
+        // After an error the client drops both writers, and a reader of such a pipe would wait for
+        // ever.
         let (stdout, _out) = simplex(64);
         let (stderr, _err) = simplex(64);
         let broken = timeout(MINUTE, gather(stdout, stderr, ready(None), 1 << 20))

@@ -73,7 +73,7 @@ pub(crate) fn text(answers: &Answers<Vec<FlowView>>, args: &FlowArgs, form: Form
 }
 
 fn row(node: &str, flow: &FlowView, wide: bool) -> Vec<Cell> {
-    // The Service stands for the frontend, as far as there is one.
+    // The Service replaces the frontend's address, if the flow has a Service.
     let service = if flow.service.is_some() {
         flow.service_name()
     } else {

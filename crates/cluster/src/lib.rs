@@ -1,5 +1,5 @@
-//! `kubectl kpx`, `kpx cluster`: asks the kpx of every node from one place, by the API server.
-//! `kpx sysdump`: gathers what a bug report needs.
+//! `kubectl kpx`, `kpx cluster`: run kpx commands on every node through the API server. `kpx
+//! sysdump`: collects the data of a bug report.
 #![forbid(unsafe_code)]
 
 mod answers;
@@ -34,7 +34,7 @@ pub use examples::EXAMPLES;
 pub use probe::{ProbeArgs, probe};
 pub use sysdump::{SysdumpArgs, sysdump};
 
-/// The name of the program by which kubectl runs it as `kubectl kpx`.
+/// The file name by which kubectl finds the plugin.
 pub const PLUGIN: &str = "kubectl-kpx";
 
 /// Run a command on the kpx of every node through the API server. Same as `kubectl kpx`.

@@ -1,4 +1,4 @@
-//! `kubectl kpx monitor`: the streams of several nodes, line by line.
+//! `kubectl kpx monitor`: the event streams of several nodes, merged line by line.
 
 use std::future::Future;
 use std::io::{ErrorKind, Write, stdout};
@@ -24,13 +24,13 @@ use crate::select;
 use proxy_view::output::{escaped, escaped_json};
 use proxy_view::reason_parser;
 
-/// The lines that may wait for the terminal.
+/// The number of lines that may queue for the terminal.
 const QUEUE: usize = 1_024;
-/// The seconds in which the stream of a node must begin.
+/// Time limit in seconds for the start of a node's stream.
 const START: u64 = 20;
-/// The most bytes of standard error that are kept.
+/// Maximum size of the kept standard error in bytes.
 const LONGEST_STDERR: u64 = 4_096;
-/// The most bytes of a line.
+/// Maximum size of a line in bytes.
 const LONGEST_LINE: u64 = 64 << 10;
 
 /// Show packets that open flows, are dropped or are rejected on the nodes, until stopped.
@@ -109,7 +109,7 @@ pub(crate) async fn monitor(connect: &ConnectArgs, args: &MonitorArgs) -> Result
     })
 }
 
-/// Hands on the lines of a node until they end, and returns why they ended.
+/// Forwards the lines of a node until they end, and returns the cause of the end.
 async fn watch<'a>(
     cluster: &Cluster,
     connect: &ConnectArgs,
@@ -146,8 +146,8 @@ async fn watch<'a>(
     (&at.node, ended.err().unwrap_or_else(|| anyhow!("stopped")))
 }
 
-/// Hands on each line. A longer line than any of kpx's is an error, because a node must not fill
-/// the operator's memory.
+/// Forwards each line. A line above the limit is an error, because a node must not fill the
+/// operator's memory.
 async fn hand_on(
     stdout: impl AsyncRead + Unpin,
     mut to: impl AsyncFnMut(String) -> Result<()>,
@@ -171,15 +171,15 @@ async fn hand_on(
     }
 }
 
-/// Waits for the end of the events, and returns what kpx said on standard error meanwhile.
+/// Waits for the end of the events, and returns the standard error of kpx.
 async fn until_end(
     events: impl Future<Output = Result<()>>,
     stderr: impl AsyncRead + Unpin,
     status: impl Future<Output = Option<Status>>,
 ) -> Result<String> {
-    // The client drops the status if the connection fails, and leaves the outputs open.
+    // After a connection error the client drops the status, and leaves the outputs open.
     let status = async { status.await.context(BROKEN) };
-    // The events come first, so what came before the failure is still shown.
+    // The events come first, so that events before a failure are still printed.
     let ended = async {
         tokio::try_join!(biased; events, exec::first_bytes(stderr, LONGEST_STDERR), status)
     };
@@ -220,7 +220,7 @@ impl MonitorArgs {
         arguments
     }
 
-    /// Returns the text of a line of the node, without the node's name in front.
+    /// Formats a line of the node, without the node's name.
     fn form(&self, node: &str, line: &str) -> Result<String> {
         match self.output {
             Output::Text => Ok(escaped(line)),

@@ -1,4 +1,4 @@
-//! Finds the pods of kpx, one for each node.
+//! Finds the pod of kpx on each node.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use kube::{Api, Client};
 
 use crate::connect::ConnectArgs;
 
-/// The seconds in which the API server must answer.
+/// Time limit for the API server in seconds.
 const TIMEOUT: u64 = 20;
 
 /// The cluster's API, and the pods of kpx.
@@ -18,21 +18,20 @@ pub(crate) struct Cluster {
     pub(crate) nodes: Vec<NodePod>,
 }
 
-/// The pod of kpx on one node.
 #[derive(Clone, Debug)]
 pub(crate) struct NodePod {
     pub(crate) node: String,
     pub(crate) namespace: String,
     pub(crate) pod: String,
     pub(crate) container: Option<String>,
-    /// The image of the container.
+    /// The image of the kpx container.
     pub(crate) image: Option<String>,
-    /// The reason why the pod cannot be asked.
+    /// The reason why no command can run in the pod.
     pub(crate) absent: Option<String>,
 }
 
 impl Cluster {
-    /// Connects, and finds the pods of the wanted nodes.
+    /// Connects, and finds the pods of the selected nodes.
     pub(crate) async fn find(args: &ConnectArgs) -> Result<Self> {
         let client = args.client().await?;
         let nodes = find(&client, args, &args.node).await?;
@@ -40,7 +39,7 @@ impl Cluster {
     }
 }
 
-/// Finds the pod of each of these nodes, or of all nodes. Fails if there is no pod at all.
+/// Finds the pod of each of these nodes, or of all nodes. Fails without any pod.
 pub(crate) async fn find(
     client: &Client,
     args: &ConnectArgs,
@@ -66,7 +65,7 @@ pub(crate) async fn find(
             continue;
         };
         let known = by_node.get(&found.node);
-        // While a pod is replaced, the one that runs counts.
+        // While a pod is being replaced, the running pod counts.
         if known.is_none_or(|known| known.absent.is_some() && found.absent.is_none()) {
             by_node.insert(found.node.clone(), found);
         }
@@ -97,7 +96,7 @@ pub(crate) async fn find(
     Ok(nodes)
 }
 
-/// Returns the pod's place; None if it has no node yet.
+/// Returns the pod with its node; `None` if it is not scheduled yet.
 fn node_pod(pod: &Pod, namespace: &str) -> Option<NodePod> {
     let spec = pod.spec.as_ref()?;
     let name = pod.metadata.name.clone()?;

@@ -1,5 +1,5 @@
-//! `kpx probe`: the servers and clients of a connectivity test, inside its pods. The image of kpx
-//! has no other program.
+//! `kpx probe`: the servers and clients of a connectivity test, inside its pods. kpx's image has no
+//! other program.
 
 mod dial;
 mod serve;
@@ -14,13 +14,12 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use dial::{Outcome, Reply, dial_all};
 
-/// The most bytes of a message.
+/// Maximum size of a message in bytes.
 const LONGEST: usize = 256 << 10;
-/// The fewest bytes of a message: a server answers with as many bytes as it got, and its answer
-/// must fit.
+/// Minimum size of a message in bytes: an answer has the size of its question, and its text must
+/// fit.
 const SHORTEST: usize = 200;
-/// The bytes of a question. No answer begins with it, so no server takes another's answer for a
-/// question.
+/// The first byte of a question. No answer begins with it, so a server never answers an answer.
 const QUESTION: u8 = b'k';
 
 /// Serve or dial for a connectivity test. The test runs this in its pods.
@@ -44,11 +43,11 @@ pub async fn probe(args: ProbeArgs) -> Result<ExitCode> {
     }
 }
 
-/// The words of a server, padded to the length of the client's message.
+/// The answer of a server, padded to the length of the client's message.
 #[derive(Debug, Deserialize, Serialize)]
 struct Answer {
     name: String,
-    /// The client's address, as the server sees it.
+    /// The client's address as the server sees it.
     client: std::net::IpAddr,
     bytes: usize,
 }
@@ -73,15 +72,15 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A destination, in the notation `PROTOCOL/HOST:PORT/BYTES/TIMES`.
+/// A destination in the notation `PROTOCOL/HOST:PORT/BYTES/TIMES`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) protocol: Protocol,
     /// An address or a name, with a port.
     pub(crate) to: String,
-    /// The length of the message.
+    /// The length of the message in bytes.
     pub(crate) bytes: usize,
-    /// The number of connections, one after the other.
+    /// The number of connections, made in sequence.
     pub(crate) times: usize,
 }
 
@@ -99,7 +98,7 @@ impl Target {
         Self { bytes, ..self }
     }
 
-    /// Returns its address, if it has no name.
+    /// Returns the address; `None` for a name.
     pub(crate) fn ip(&self) -> Option<std::net::IpAddr> {
         self.to.parse().ok().map(|at: std::net::SocketAddr| at.ip())
     }

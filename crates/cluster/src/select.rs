@@ -1,4 +1,4 @@
-//! The flags that select the Services of a command. kubectl's own names for them are about kpx's
+//! The flags that select the Services of a command. kubectl's flags of these names select kpx's
 //! pods here.
 
 use anyhow::{Result, ensure};
@@ -21,13 +21,13 @@ pub(crate) struct SelectArgs {
 }
 
 impl SelectArgs {
-    /// Returns the words for a list without objects.
+    /// Returns the message for an empty list.
     pub(crate) fn nothing(&self, objects: &str) -> String {
         nothing(objects, self.service_namespace.as_deref())
     }
 
-    /// Returns the arguments of a command of kpx that selects the same Services on a node. The name
-    /// is left out: its answer would be an error on each node that does not know it.
+    /// Returns the arguments of a kpx command that selects the same Services on a node. The
+    /// Service's name is left out: kpx fails on each node that lacks the Service.
     pub(crate) fn arguments(&self, command: &str) -> Vec<String> {
         let mut arguments = vec![command.to_owned()];
         arguments.extend(in_namespace(&self.service_namespace));
@@ -39,15 +39,14 @@ impl SelectArgs {
         arguments
     }
 
-    /// Returns true for the Service that is named, or for all.
+    /// Returns true for the named Service, or for all without a name.
     pub(crate) fn names(&self, namespace: &str, service: &str) -> bool {
         self.service
             .as_ref()
             .is_none_or(|name| name.matches(namespace, service))
     }
 
-    /// Fails if a Service is named that none of the nodes knows, as each of them knows all
-    /// Services.
+    /// Fails if a Service is named that all nodes lack. Each node has all Services.
     pub(crate) fn check<'a>(&self, known: impl Iterator<Item = &'a ServiceView>) -> Result<()> {
         let Some(name) = &self.service else {
             return Ok(());
@@ -59,14 +58,14 @@ impl SelectArgs {
     }
 }
 
-/// Returns the argument of kpx that names the namespace of Services.
+/// Returns kpx's argument for the namespace of the Services.
 pub(crate) fn in_namespace(namespace: &Option<String>) -> Option<String> {
     namespace
         .as_ref()
         .map(|namespace| format!("--namespace={namespace}"))
 }
 
-/// Names nodes in a narrow column: all, up to two of them, or their number.
+/// Formats nodes for a narrow column: `n1`, `all 3`, `n1,n2` or `n1 and 2 more`.
 pub(crate) fn nodes(nodes: &[&str], all: usize) -> String {
     match nodes {
         [one] => (*one).to_owned(),

@@ -1,5 +1,5 @@
-//! `kubectl kpx services`: the Services of all nodes in one table. Nodes that serve a Service in
-//! the same way share a row.
+//! `kubectl kpx services`: the Services of all nodes in one table. Nodes with the same view share a
+//! row.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ pub(crate) async fn services(connect: &ConnectArgs, args: &ServicesArgs) -> Resu
     answers.print(&args.output, &nothing, |form| text(&answers, form))
 }
 
-/// A row as it is shown; nodes differ by these fields.
+/// The printed fields; nodes differ if these fields differ.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
     namespace: String,

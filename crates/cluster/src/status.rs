@@ -29,7 +29,7 @@ pub(crate) struct StatusArgs {
     output: OutputArgs,
 }
 
-/// The state of one agent, as a row that is watched.
+/// The state of an agent, as a row for `--watch`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 struct Watched(Status);
@@ -103,7 +103,7 @@ impl Listed for Watched {
         header(wide).into_iter().chain(["PROBLEMS"]).collect()
     }
 
-    /// Returns the cells. The last one names the problems.
+    /// Returns the cells; the last cell lists the problems.
     fn cells(&self, wide: bool) -> Vec<Cell> {
         let Self(status) = self;
         let problems = status
@@ -165,7 +165,7 @@ fn cells(status: &Status, wide: bool) -> Vec<Cell> {
         .map(|tables| tables.services)
         .max()
         .unwrap_or(0);
-    // Both say why behind a colon.
+    // Both texts give a reason after a colon.
     let first = |text: &str| text.split([':', ' ']).next().unwrap_or_default().to_owned();
     let mut cells = vec![
         health,
@@ -188,7 +188,7 @@ fn cells(status: &Status, wide: bool) -> Vec<Cell> {
     cells
 }
 
-/// Counts the packets that were dropped or rejected.
+/// Returns the number of packets that were dropped or rejected.
 fn unserved(status: &Status) -> u64 {
     let reasons = Reason::ALL
         .into_iter()

@@ -1,4 +1,4 @@
-//! `kpx sysdump` and `kubectl kpx sysdump`: one archive with what a bug report needs, and without
+//! `kpx sysdump` and `kubectl kpx sysdump`: an archive with the data of a bug report, without
 //! secrets.
 
 mod archive;
@@ -25,11 +25,11 @@ use crate::connect::ConnectArgs;
 use crate::pods::Cluster;
 use archive::Archive;
 
-/// The seconds in which a node must have made its archive, and the API server have answered.
+/// Time limit in seconds for a node's archive, and for the API server.
 const TIMEOUT: u64 = 180;
-/// The most bytes of a node's archive.
+/// Maximum size of a node's archive in bytes.
 const LONGEST: u64 = 64 << 20;
-/// The text at the top of CONTENTS.
+/// The header of CONTENTS.
 const LEFT_OUT: &str = "Left out: Secrets, tokens, contents of kubeconfigs, the environment of processes, values of environment variables in \
                         objects, the kernel's command line.\nInside: names and addresses of Services, pods and nodes; rules and routes of nodes; with --flows the addresses of \
                         clients.\n";
@@ -87,7 +87,7 @@ async fn of_host(args: &SysdumpArgs) -> Result<()> {
     output.finish(&failed, no_agent.as_ref())
 }
 
-/// Writes the archive of the nodes, and of kpx's objects.
+/// Writes the archive of the nodes and of kpx's objects.
 pub(crate) async fn of_cluster(
     connect: &ConnectArgs,
     args: &ClusterSysdumpArgs,
@@ -151,11 +151,11 @@ async fn of_nodes(connect: &ConnectArgs, args: &ClusterSysdumpArgs) -> Result<Ex
     })
 }
 
-/// Does the work, unless it is stopped by Ctrl-C or by SIGTERM. The archive that is being written
-/// goes then.
+/// Runs `work` until it ends, or Ctrl-C or SIGTERM cancels it. Cancelling removes the partial
+/// archive.
 async fn unless_stopped<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    // Before the work makes the file: a signal that meets no listener ends the process, and the
-    // file stays.
+    // The signals are caught before `work` creates the file: an uncaught signal would end the
+    // process and leave the file.
     let mut interrupted = signal(SignalKind::interrupt()).context("wait for Ctrl-C")?;
     let mut terminated = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
     tokio::select! {
@@ -165,10 +165,9 @@ async fn unless_stopped<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     }
 }
 
-/// The place of the archive.
 enum Output {
     Stdout,
-    /// A file that has another name until it is whole.
+    /// A file that has a temporary name until it is complete.
     File {
         path: PathBuf,
         partial: PathBuf,
@@ -201,7 +200,7 @@ impl Output {
         Ok(Self::File { path, partial })
     }
 
-    /// Returns the writer. A file is new, and for its owner alone.
+    /// Returns the writer. The file must not exist before, and only its owner may read it.
     fn writer(&self) -> Result<Box<dyn Write + Send>> {
         match self {
             Self::Stdout => Ok(Box::new(io::BufWriter::new(stdout()))),
@@ -218,8 +217,8 @@ impl Output {
         }
     }
 
-    /// Gives the whole archive its name, and names it and the parts that it lacks. `no_agent` is
-    /// the reason why the parts of an agent are missing.
+    /// Renames the complete archive, and reports its name and its missing parts. `no_agent` is the
+    /// reason why an agent's parts are missing.
     fn finish(self, failed: &[String], no_agent: Option<&Error>) -> Result<()> {
         let Self::File { path, partial } = &self else {
             return Ok(());
@@ -239,7 +238,7 @@ impl Output {
                 failed.join(", ")
             );
         }
-        // A failure is ignored, because a closed standard error leaves no place to report it.
+        // A closed standard error leaves no place to report a failure.
         let _written = stderr().write_all(text.as_bytes());
         Ok(())
     }
@@ -248,7 +247,7 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         if let Self::File { partial, .. } = self {
-            let _ = fs::remove_file(partial); // A whole archive has its name by now.
+            let _ = fs::remove_file(partial); // A complete archive is already renamed.
         }
     }
 }

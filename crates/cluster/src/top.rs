@@ -1,4 +1,4 @@
-//! `kubectl kpx top`: the traffic of each Service on all nodes together, from two samples of the
+//! `kubectl kpx top`: the traffic of each Service summed over all nodes, from two samples of the
 //! nodes' counts.
 
 use std::collections::BTreeMap;
@@ -62,7 +62,7 @@ enum Sort {
     Flows,
 }
 
-/// The counts by node and Service, or their change.
+/// The counts by node and Service, or their differences.
 type Sample = BTreeMap<(String, String), Reading>;
 
 pub(crate) async fn top(connect: &ConnectArgs, args: &TopArgs) -> Result<ExitCode> {
@@ -70,7 +70,7 @@ pub(crate) async fn top(connect: &ConnectArgs, args: &TopArgs) -> Result<ExitCod
     let period = Duration::from_secs(args.interval);
     let is_live = stdout().is_terminal() && !args.watch;
     let once = args.once || !stdout().is_terminal() && !args.watch;
-    // One for the whole loop: a signal between two waits counts too.
+    // Created once, so that a signal between two waits counts too.
     let mut stopped = pin!(tokio::signal::ctrl_c());
     let mut before = tokio::select! {
         _ = &mut stopped => return Ok(ExitCode::SUCCESS),
@@ -129,7 +129,8 @@ async fn sample(
     (counted.collect(), answers)
 }
 
-/// Returns the changes of what both samples have: a node that did not answer has none.
+/// Returns the differences of the entries in both samples: a node without an answer has no
+/// difference.
 fn changes(before: &Sample, now: &Sample) -> Sample {
     let both = now
         .iter()
@@ -213,7 +214,7 @@ mod tests {
             ..Reading::default()
         };
         let before = Sample::from([(key("n1"), reading(10)), (key("n2"), reading(10))]);
-        // n2 has started again, and n3 did not answer before.
+        // n2 has restarted, and n3 has no earlier sample.
         let now = Sample::from([
             (key("n1"), reading(15)),
             (key("n2"), reading(2)),

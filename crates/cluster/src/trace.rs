@@ -1,4 +1,4 @@
-//! `kubectl kpx trace`: finds the node that meets the client's packets, and asks its kpx.
+//! `kubectl kpx trace`: finds the node that gets the client's packets, and runs `kpx trace` there.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use crate::connect::ConnectArgs;
 use crate::exec::{self, Answer};
 use crate::pods::{self, NodePod};
 
-/// The seconds in which a node must answer: it loads a copy of the programs.
+/// Time limit for a node's answer in seconds: the node loads a copy of the programs.
 const TIMEOUT: u64 = 60;
 
 /// Show the path of a packet on the node that translates it, and the reason for its verdict.
@@ -41,11 +41,11 @@ pub(crate) struct TraceArgs {
     output: Data,
 }
 
-/// A client, as its node's kpx takes it.
+/// A client, in the arguments of its node's kpx.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Origin {
     node: String,
-    /// The values of --from, of which the first counts that fits the destination.
+    /// The values of `--from`. The first value of the destination's address family counts.
     from: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) async fn trace(connect: &ConnectArgs, args: &TraceArgs) -> Result<Exi
     }
 }
 
-/// Asks with each address of the client, until one is of the destination's family.
+/// Tries each address of the client until kpx accepts the family.
 async fn ask(
     client: &Client,
     connect: &ConnectArgs,
@@ -163,7 +163,7 @@ async fn origin(client: &Client, connect: &ConnectArgs, args: &TraceArgs) -> Res
         "pod {namespace}/{} has no address yet",
         name_of(&pod)
     );
-    // A name of the destination says no family; kpx tells which of the client's addresses fits.
+    // A destination's name has no family; kpx reports whether the client's address fits.
     let to = args
         .to
         .split('/')
@@ -179,7 +179,7 @@ async fn origin(client: &Client, connect: &ConnectArgs, args: &TraceArgs) -> Res
     Ok(Origin { node, from })
 }
 
-/// Finds the pod, or the first running pod of a workload.
+/// Returns the pod, or the first running pod of a workload.
 async fn find_pod(
     client: &Client,
     connect: &ConnectArgs,
@@ -207,7 +207,7 @@ async fn find_pod(
     found.with_context(|| format!("no running pod of {kind}/{namespace}/{name}"))
 }
 
-/// Returns true while the pod runs. Another pod may have the address of one that has ended.
+/// Returns true while the pod runs. The address of an ended pod may belong to another pod.
 fn is_running(pod: &Pod) -> bool {
     pod.status
         .as_ref()
@@ -215,8 +215,8 @@ fn is_running(pod: &Pod) -> bool {
         == Some("Running")
 }
 
-/// Returns true if the workload made the pod. A Deployment's ReplicaSets have the hash of a
-/// template in their name.
+/// Returns true if the workload owns the pod. The names of a Deployment's ReplicaSets end with a
+/// template hash.
 fn is_of(pod: &Pod, kind: &str, name: &str) -> bool {
     pod.metadata
         .owner_references
@@ -247,7 +247,7 @@ fn addresses(pod: &Pod) -> Vec<IpAddr> {
     ips.filter_map(|ip| ip.ip.parse().ok()).collect()
 }
 
-/// Finds the node that has this address, or whose pod has it.
+/// Returns the node with this address, or the node of the pod with this address.
 async fn node_of_address(
     client: &Client,
     connect: &ConnectArgs,
@@ -274,8 +274,8 @@ async fn node_of_address(
         return node.metadata.name.context("a node has a name");
     }
     let pods: Api<Pod> = Api::all(client.clone());
-    // The API server selects by a pod's first address alone, so the second list has the pods of
-    // another family.
+    // The API server's selector matches only a pod's first address, so the second list finds
+    // addresses of the other family.
     for selector in [
         format!("status.podIP={address}"),
         "status.phase=Running".to_owned(),
@@ -297,7 +297,7 @@ async fn node_of_address(
     )
 }
 
-/// Returns true if the pod runs and the address is its own, and not its node's.
+/// Returns true if the pod runs and the address is its own, rather than its node's.
 fn has_address(pod: &Pod, address: IpAddr) -> bool {
     let is_node = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
     is_running(pod) && !is_node && addresses(pod).contains(&address)

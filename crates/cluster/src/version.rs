@@ -25,12 +25,12 @@ pub(crate) struct VersionArgs {
     output: OutputArgs,
 }
 
-/// The answer of `kpx version` on a node.
+/// The output of `kpx version` on a node.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Versions {
     kpx: String,
-    /// The version of the running agent; None if none answers.
+    /// The version of the running agent; `None` without an agent.
     agent: Option<String>,
 }
 

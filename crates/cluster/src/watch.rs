@@ -1,4 +1,4 @@
-//! Follows the answers of all nodes: each row that is new, changed or gone.
+//! Follows the answers of all nodes: prints new, changed and removed rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Write, stderr};
@@ -18,7 +18,7 @@ use crate::answers::{Answers, ask, name_failed};
 use crate::connect::ConnectArgs;
 use crate::pods::Cluster;
 
-/// The time between two questions. Each one runs `kpx` in the pod of every node.
+/// Time between two reads. Each read runs `kpx` in the pod of every node.
 const PERIOD: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct WatchArgs {
     pub(crate) watch: bool,
 }
 
-/// An object as one node has it.
+/// An object as one node reports it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct OfNode<T> {
     node: String,
@@ -66,9 +66,8 @@ impl<T: Listed> Listed for OfNode<T> {
     }
 }
 
-/// Asks all nodes again and again, and prints what has changed of the objects in their answers. A
-/// node that fails keeps its rows, and is named on standard error once; so is one that answers
-/// again.
+/// Reads all nodes periodically, and prints the changes of their objects. A node that fails keeps
+/// its rows; its failure and its recovery are each reported once on standard error.
 pub(crate) async fn watch<A, T>(
     connect: &ConnectArgs,
     kind: Kind,
@@ -85,7 +84,7 @@ where
         failed: BTreeSet::new(),
     };
     let read = async |is_first: bool| {
-        // Pods come and go. Without an answer the last list counts.
+        // Pods change. If the API server fails, the last list of pods counts.
         if !is_first && let Ok(found) = Cluster::find(connect).await {
             cluster = found;
         }
@@ -108,7 +107,7 @@ where
                 .collect::<Vec<_>>(),
         );
         for node in back {
-            // A failure is ignored, because a closed standard error leaves no place to report it.
+            // A closed standard error leaves no place to report a failure.
             let _written = writeln!(stderr(), "{node} answers again");
         }
         rows.sort_by_key(Listed::time);
@@ -124,17 +123,17 @@ struct Known<T> {
     failed: BTreeSet<String>,
 }
 
-/// The rows of all nodes, and the nodes that differ from the last time.
+/// The rows of all nodes, and the nodes that failed or recovered.
 struct Taken<T> {
     rows: Vec<OfNode<T>>,
-    /// The nodes that do not answer any more, with the reasons.
+    /// The nodes that failed since the last read, with their errors.
     failed: Vec<(String, Error)>,
-    /// The nodes that answer again.
+    /// The nodes that recovered.
     back: Vec<String>,
 }
 
 impl<T: Clone> Known<T> {
-    /// Takes the answers of all nodes.
+    /// Stores the answers of all nodes, and returns the changes.
     fn take(&mut self, answers: impl Iterator<Item = (String, Result<Vec<T>>)>) -> Taken<T> {
         let mut before = std::mem::take(&mut self.rows);
         let failed_before = std::mem::take(&mut self.failed);

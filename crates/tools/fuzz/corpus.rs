@@ -43,7 +43,7 @@ pub(crate) fn write(why: &str, cluster: u64, steps: &[Step]) -> String {
     text
 }
 
-/// A packet, as a line.
+/// Writes a packet as a line.
 pub(crate) fn packet(sent: &Sent) -> String {
     let by = sent.by.map(|device| format!("in:{}", device.name()));
     let at = at(sent.at);
@@ -58,7 +58,7 @@ pub(crate) fn packet(sent: &Sent) -> String {
     )
 }
 
-/// The cluster's seed, and the steps.
+/// Parses the cluster's seed and the steps.
 pub(crate) fn read(text: &str) -> Result<(u64, Vec<Step>)> {
     let mut cluster = None;
     let mut steps = Vec::new();

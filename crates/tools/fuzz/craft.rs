@@ -1,4 +1,4 @@
-//! Frames made from nothing: well formed, with any contents.
+//! Makes well-formed frames with random content.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,14 +13,14 @@ use crate::model::wire::{self, SCTP, TCP, UDP};
 pub(crate) struct Between {
     /// IPv4 options, a multiple of four bytes.
     options: Vec<u8>,
-    /// IPv6 extension headers: their numbers, and bytes after the first two.
+    /// IPv6 extension headers: their numbers, and the bytes after the first two.
     extensions: Vec<(u8, Vec<u8>)>,
-    /// Offset in units of 8 bytes, whether more follow, identification.
+    /// Offset in units of 8 bytes, the flag "more fragments", identification.
     fragment: Option<(u16, bool, u32)>,
 }
 
 impl Between {
-    /// Mostly nothing.
+    /// Returns mostly no headers.
     pub(crate) fn random(dice: &mut Dice) -> Self {
         let mut between = Self::default();
         if dice.random_bool(0.1) {
@@ -31,13 +31,13 @@ impl Between {
                 let max = one(dice, &[7, 14, 30, 300]);
                 let mut body = random_bytes(dice, 6, max);
                 body.resize((body.len() + 2) / 8 * 8 - 2, 0);
-                // Usually done with its list.
+                // A routing header usually has no segments left.
                 body[1] = if dice.random_bool(0.9) { 0 } else { body[1] };
                 between.extensions.push((kind, body));
             }
         }
         if dice.random_bool(0.08) {
-            // So few identifications that pieces come together.
+            // Few identifications, so that fragments match.
             between.fragment = Some((
                 one(dice, &[0, 0, 0, 1, 185]),
                 dice.random(),
@@ -48,7 +48,7 @@ impl Between {
     }
 }
 
-/// A frame around a transport's bytes.
+/// Returns a frame around a transport packet.
 pub(crate) fn frame(
     dice: &mut Dice,
     src: IpAddr,
@@ -57,7 +57,7 @@ pub(crate) fn frame(
     between: &Between,
     transport: &[u8],
 ) -> Vec<u8> {
-    // Mostly to the node, not to another machine on the same link.
+    // Mostly to the node's link address, rarely to another machine on the link.
     let to = if dice.random_bool(0.9) {
         2
     } else {
@@ -74,7 +74,6 @@ pub(crate) fn frame(
     frame
 }
 
-/// An IP packet.
 pub(crate) fn ip(
     dice: &mut Dice,
     src: IpAddr,
@@ -167,7 +166,8 @@ fn v6(
     [header, wire::bytes(src), wire::bytes(dst), behind].concat()
 }
 
-/// A transport's header and some bytes. `says`: the flags of TCP, the first chunk's kind of SCTP.
+/// Returns a transport header and random payload. `says` is the flags of TCP, or the type of SCTP's
+/// first chunk.
 pub(crate) fn transport(
     dice: &mut Dice,
     src: SocketAddr,
@@ -211,7 +211,7 @@ pub(crate) fn transport(
     transport
 }
 
-/// Gives a TCP header other numbers, and fixes its checksum.
+/// Sets a TCP header's sequence and acknowledgement numbers, and fixes its checksum.
 pub(crate) fn renumber(transport: &mut [u8], src: IpAddr, dst: IpAddr, numbers: [u32; 2]) {
     transport[4..12].copy_from_slice(&numbers.map(u32::to_be_bytes).concat());
     transport[16..18].fill(0);
@@ -219,8 +219,8 @@ pub(crate) fn renumber(transport: &mut [u8], src: IpAddr, dst: IpAddr, numbers: 
     transport[16..18].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Mostly this number, so that most clients acknowledge what their backends have sent, and some
-/// just do not.
+/// Returns mostly this number, so that most clients acknowledge their backends' bytes, and some
+/// miss them narrowly.
 fn random_near(dice: &mut Dice, number: u32) -> u32 {
     match dice.random_range(0..20) {
         0 => dice.random(),
@@ -241,7 +241,7 @@ fn random_near(dice: &mut Dice, number: u32) -> u32 {
     }
 }
 
-/// An ICMP error from `src` that quotes as much of a packet as fits.
+/// Returns an ICMP error from `src` that quotes as much of a packet as fits.
 pub(crate) fn error(dice: &mut Dice, src: IpAddr, dst: IpAddr, quoted: &[u8]) -> (u8, Vec<u8>) {
     let v4 = src.is_ipv4();
     let kind = if v4 {
@@ -272,7 +272,6 @@ pub(crate) fn error(dice: &mut Dice, src: IpAddr, dst: IpAddr, quoted: &[u8]) ->
     (proto, message)
 }
 
-/// From `min` to `max` bytes.
 pub(crate) fn random_bytes(dice: &mut Dice, min: usize, max: usize) -> Vec<u8> {
     let len = dice.random_range(min..=max.max(min));
     let mut bytes = vec![0; len];

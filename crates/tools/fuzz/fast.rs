@@ -1,5 +1,5 @@
-//! What the programs are told of the fast path. It may change between any two packets, as rules,
-//! filters and agents come and go.
+//! The settings of the fast path. They may change between any two packets, as rules, filters and
+//! agents do.
 
 use std::collections::BTreeMap;
 
@@ -10,38 +10,36 @@ use testbed::reference::facts::FastFacts;
 use testbed::reference::generate::Dice;
 use testbed::reference::place::{Device, FAR, Family, Net, PODS};
 
-/// The networks whose packets among themselves the stack leaves as they are: pods of this node, not
-/// those behind the bridge, and of other nodes.
+/// The networks between which the stack leaves packets unchanged: pods of this node, except those
+/// behind the bridge, and pods of other nodes.
 pub(crate) const UNCHANGED: [Net; 2] = [PODS, FAR];
 
-/// A set of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fast(u16);
 
 impl Fast {
     pub(crate) const NOTHING: Self = Self(0);
-    /// Connections that were opened through the stack may go on past it.
+    /// Flows opened through the stack may skip it.
     pub(crate) const OTHERS: Self = Self(1 << 0);
-    /// Whole connections may be opened past it, ...
+    /// New connections may bypass the stack, ...
     pub(crate) const OPENS: Self = Self(1 << 1);
     /// ... but only between addresses of [`UNCHANGED`].
     pub(crate) const OPENS_PODS: Self = Self(1 << 2);
-    /// Whole connections go on past it.
+    /// Connections that bypass the stack may continue to do so.
     pub(crate) const KEEPS: Self = Self(1 << 3);
-    /// The agent has said a moment ago that it still looks for rules.
+    /// The agent has recently confirmed that it watches the rules.
     pub(crate) const LEASE: Self = Self(1 << 4);
-    /// Only the programs of kpx meet the device's packets.
+    /// Only kpx's programs process the device's packets.
     const POD_BARE: Self = Self(1 << 5);
     const BRIDGE_BARE: Self = Self(1 << 6);
-    /// The device with an address is one end of a pair, too.
+    /// The device with an address is an end of a veth pair too.
     const BRIDGE_PEER: Self = Self(1 << 7);
     const UPLINK_BARE: Self = Self(1 << 8);
-    /// Whole connections may be opened to pods of other nodes, too.
+    /// Connections to pods of other nodes may bypass the stack too.
     pub(crate) const OPENS_FAR: Self = Self(1 << 9);
-    /// Connections that were opened through the stack may go on past it once the agent has said so
-    /// of each.
+    /// Flows opened through the stack may skip it once the agent has allowed each of them.
     pub(crate) const OPENED: Self = Self(1 << 10);
-    /// UDP flows of clients outside may as well.
+    /// The same for UDP flows of outside clients.
     pub(crate) const OPENED_OUTSIDE: Self = Self(1 << 11);
     const ALL: u16 = (1 << 12) - 1;
 
@@ -60,7 +58,7 @@ impl Fast {
         ("outside", Self::OPENED_OUTSIDE),
     ];
 
-    /// Mostly so that whole connections are opened, and often with one thing that forbids them.
+    /// Mostly allows bypass connections, often with a single obstacle.
     pub(crate) fn random(dice: &mut Dice) -> Self {
         let opens = Self::ALL & !(Self::OPENS_PODS.0 | Self::OTHERS.0);
         let others = dice.random_range(0..=Self::ALL) & (Self::OPENS_PODS.0 | Self::OTHERS.0);
@@ -75,7 +73,7 @@ impl Fast {
         self.0 & other.0 != 0
     }
 
-    /// Returns true if any packet may go past the stack.
+    /// Returns true if any packet may skip the stack.
     pub(crate) fn is_on(self) -> bool {
         let opens = [Self::OPENS, Self::OPENS_PODS, Self::OPENS_FAR];
         let others = [
@@ -122,7 +120,7 @@ impl Fast {
         })
     }
 
-    /// Returns the same as the programs are told it, but for the lease.
+    /// Returns the settings in the programs' form, without the lease.
     pub(crate) fn facts(self) -> FastFacts {
         let bits = [
             (Self::OTHERS, device::Node::FAST_PATH),

@@ -1,4 +1,4 @@
-//! The programs, run on one packet after the other, and their tables.
+//! Runs the programs on single packets, with their tables.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -32,15 +32,15 @@ use crate::model::{self, At, Counts, Got, Leg, Model, Sent, Table, Tuple};
 
 pub(crate) struct Fixture {
     pub(crate) node: Node,
-    /// The entries of each family's flow table.
+    /// The size of each family's flow table.
     pub(crate) room: u32,
-    /// The programs have the fast path.
+    /// True if the programs have the fast path.
     pub(crate) is_fast: bool,
     fast: Fast,
     v4: Tables<Addr4>,
     v6: Tables<Addr6>,
     clock: Clock,
-    /// The counters as last read.
+    /// The counters at the last reading.
     counts: Counts,
     out: Vec<u8>,
     cb: u8,
@@ -58,14 +58,14 @@ struct Tables<A: Addr> {
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
 }
 
-/// The programs' clock until the kernel's next tick. That may come milliseconds late into a new
+/// The programs' clock until the kernel's next tick, which may come milliseconds late in a new
 /// second.
 struct Clock {
     signals: PerCpuArray<MapData, Cpu>,
     second: u32,
 }
 
-/// An entry of the flow table: what it does, and what it remembers for all of its flow.
+/// An entry of the flow table: its action, and the state of its flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     leg: &'static str,
@@ -111,8 +111,8 @@ impl Fixture {
         Ok(fixture)
     }
 
-    /// Runs the program at the packet's hook on it. And the second at which it ran, if that can be
-    /// told.
+    /// Runs the program of the packet's hook. Returns the second of the run too, if it is
+    /// unambiguous.
     pub(crate) fn run(&mut self, sent: &Sent) -> Result<(Got, Option<u32>)> {
         let (program, device) = match sent.at {
             At::Ingress(device) => (INGRESS, device),
@@ -121,13 +121,13 @@ impl Fixture {
             At::Lo => (LO, Device::Lo),
         };
         let ifindex = self.node.ifindexes[&device];
-        // The mark tells whether the packet came in.
+        // The mark shows whether the packet came in by a device.
         let came_in_by = match sent.at {
             At::Egress(_) | At::Lo => sent.by.map_or(0, |device| self.node.ifindexes[&device]),
             _ if sent.came_in => ifindex,
             _ => 0,
         };
-        // Other programs may have left values there.
+        // Other programs may have left values in the control block.
         self.cb = self.cb.wrapping_add(1);
         let cb = Field::CB.map(|field| (field, u32::from_ne_bytes([self.cb; 4])));
         let fields = [
@@ -149,7 +149,7 @@ impl Fixture {
         Ok((got, second))
     }
 
-    /// Makes the objects and the node what they are in `cluster`.
+    /// Sets the objects and the node to those of `cluster`.
     pub(crate) fn enter(&mut self, cluster: &Cluster) -> Result<()> {
         self.node.fast = self.fast.facts();
         self.node.enter(cluster)?;
@@ -162,27 +162,27 @@ impl Fixture {
         self.node.bench.datapath.ways.begin_epoch()
     }
 
-    /// Makes the words to the fast path these, and returns what they are to the programs.
+    /// Sets the fast path, and returns the settings that the programs get.
     pub(crate) fn set_fast(&mut self, fast: Fast, cluster: &Cluster) -> Result<Fast> {
         self.fast = fast;
         self.enter(cluster)?;
         Ok(if self.is_fast { fast } else { Fast::NOTHING })
     }
 
-    /// Forgets all that is remembered of clients.
+    /// Clears the state of all clients.
     pub(crate) fn forget(&mut self) -> Result<()> {
         self.take_answers_back()?;
         self.v4.forget()?;
         self.v6.forget()
     }
 
-    /// Ages the tables as if nothing had happened for so long.
+    /// Ages the tables by `secs` without packets.
     pub(crate) fn age(&mut self, secs: u32) -> Result<()> {
         self.v4.age(secs)?;
         self.v6.age(secs)
     }
 
-    /// Backend and source of the flow with this opener.
+    /// Returns backend and source of the flow with this opener.
     pub(crate) fn chosen(
         &self,
         table: Table,
@@ -213,12 +213,12 @@ impl Fixture {
                 .iter()
                 .map(|(reason, n)| (*reason, grown(*n, before.reasons.get(reason)))),
         );
-        // The warning to the operator is not modelled, nor what takes 0.3 s.
+        // The warning to the operator is not modelled, nor the event that needs 0.3 s.
         since
             .events
             .retain(|event, n| *n > 0 && !matches!(event, Event::PodOutside | Event::BackendOwes));
         since.reasons.retain(|_, n| *n > 0);
-        // Forgotten between sessions.
+        // The counts of Services are cleared between sessions.
         since.services = now.services;
         Ok(since)
     }
@@ -234,7 +234,7 @@ impl Fixture {
         })
     }
 
-    /// Says how the flow tables differ from what the model remembers.
+    /// Returns an error for a difference between the flow tables and the model's flows.
     pub(crate) fn compare_flows(&self, model: &Model) -> Result<()> {
         let mut entries = self.v4.entries()?;
         entries.extend(self.v6.entries()?);
@@ -263,7 +263,7 @@ impl Fixture {
     }
 }
 
-/// Seconds since boot, as the programs count them.
+/// Returns seconds since boot, like the programs.
 fn now_secs() -> Result<u32> {
     Ok(u32::try_from(
         clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec(),
@@ -271,7 +271,7 @@ fn now_secs() -> Result<u32> {
 }
 
 impl Clock {
-    /// Returns the time as [`now_secs`] does; in a new second the programs ask for the time again.
+    /// Returns the time as [`now_secs`] does; the programs read the clock again in a new second.
     fn now_secs(&mut self) -> Result<u32> {
         let now = now_secs()?;
         if now != self.second {
@@ -364,7 +364,7 @@ where
         clear(&mut self.clients)?;
         self.lasting.set(0, 0, 0)?;
         clear(&mut self.foreign_nat)?;
-        // Flows that are gone still stand in the rings.
+        // The rings still hold flows that are gone.
         (0..CLASSES).try_for_each(|ring| self.half_open_ends.set(ring, PaddedEnds::EMPTY, 0))?;
         clear(&mut self.connections)?;
         clear(&mut self.counts)
@@ -414,7 +414,7 @@ where
                 counts,
             ))
         });
-        // One that counts nothing may be there or not.
+        // A row with count 0 may be present or not.
         counts
             .filter(|row| {
                 row.as_ref()

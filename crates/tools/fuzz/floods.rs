@@ -1,5 +1,5 @@
-//! Handshakes of a few clients, or of very many, until a small flow table has no room for more of
-//! them. Each is at its end before the next begins, so no half-open flow has to make room.
+//! Handshakes of a few or very many clients, until a small flow table is full. Each handshake is
+//! finished before the next begins, so no half-open flow is evicted.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,7 +16,7 @@ use crate::model::{At, Flow, Leg, Model, Sent};
 use crate::session::{Results, Session};
 use crate::steps::{self, Step};
 
-/// Entries of each flow table: some hundred flows use up all shares.
+/// The size of each flow table: some hundred flows use up all shares.
 const ROOM: u32 = 256;
 const SESSIONS: u64 = 12;
 const STEPS: usize = 800;
@@ -67,7 +67,7 @@ fn flood(fixture: &mut Fixture, seed: u64, results: &mut Results) -> Result<()> 
     if is_cut { Ok(()) } else { session.finish() }
 }
 
-/// Goes on with the handshake at hand, or begins one. Sometimes a backend ends a connection, and its
+/// Continues the current handshake, or begins one. Sometimes a backend ends a connection, and its
 /// client dials again from the same port.
 fn next(dice: &mut Dice, model: &Model, clients: u8) -> Option<Sent> {
     if let Some(sent) = steps::handshake(dice, model) {
@@ -89,7 +89,7 @@ fn next(dice: &mut Dice, model: &Model, clients: u8) -> Option<Sent> {
     opener(dice, model, clients)
 }
 
-/// The SYN of one of so many clients behind a device. None if no Service has a port of TCP.
+/// Returns the SYN of one of `clients` behind a device; `None` without a TCP Service.
 fn opener(dice: &mut Dice, model: &Model, clients: u8) -> Option<Sent> {
     const TRIES: usize = 1_000;
     let (device, packet) = (0..TRIES).find_map(|_| {

@@ -1,4 +1,4 @@
-//! The kernel's complaints during a run.
+//! The kernel's warnings during a run.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use anyhow::{Context, Result, ensure};
 use nix::fcntl::OFlag;
 
-/// How warnings, oopses and reports of checkers begin.
+/// The beginnings of warnings, oopses and sanitizer reports.
 const COMPLAINTS: [&str; 9] = [
     "WARNING:",
     "BUG:",
@@ -20,7 +20,7 @@ const COMPLAINTS: [&str; 9] = [
     "refcount_t",
 ];
 
-/// The kernel's log, from when this was made.
+/// The kernel's log, read from the creation of this value on.
 pub(crate) struct KernelLog(Option<File>);
 
 impl KernelLog {
@@ -41,7 +41,7 @@ impl KernelLog {
         Ok(Self(Some(file)))
     }
 
-    /// The error is what the kernel said.
+    /// Fails with the kernel's new warnings.
     pub(crate) fn check(&mut self) -> Result<()> {
         let Some(file) = &mut self.0 else {
             return Ok(());
@@ -60,8 +60,7 @@ impl KernelLog {
                     );
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // Records were overwritten before they could be read; the next read goes on behind
-                // them.
+                // Unread records were overwritten; the next read continues after them.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
                 Err(error) => return Err(error).context("read the kernel's log"),
             }

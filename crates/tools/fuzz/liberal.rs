@@ -1,5 +1,5 @@
-//! The agent's answers to flows that ask whether they may skip the stack beside conntrack: always
-//! yes.
+//! The agent's answers to flows that request to skip the stack with a liberal conntrack entry:
+//! always granted.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use crate::fixture::{Fixture, clear};
 pub(crate) type Opener = (u8, SocketAddr, SocketAddr);
 
 impl Fixture {
-    /// Answers all that have asked, and returns them.
+    /// Grants all requests, and returns them.
     pub(crate) fn answer(&mut self) -> Result<Vec<Opener>> {
         let liberal = &mut self.node.bench.datapath.liberal;
         let mut openers = Vec::new();
@@ -28,7 +28,7 @@ impl Fixture {
         Ok(openers)
     }
 
-    /// Takes all answers back, and forgets what was asked meanwhile.
+    /// Withdraws all grants, and drops pending requests.
     pub(crate) fn take_answers_back(&mut self) -> Result<()> {
         while self.node.bench.datapath.liberal.offered()?.is_some() {}
         let mut rows: HashMap<_, AnyKey, u32> =

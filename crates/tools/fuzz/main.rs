@@ -1,11 +1,9 @@
-//! The programs against a plain model of what must become of single packets, whole or spoilt:
-//! verdict, bytes, mark, counters, flows. Every other cluster has the fast path built in, and some
-//! of it on: see [`fast::Fast`].
+//! Compares the programs with a model on single packets, intact or damaged: verdict, bytes, mark,
+//! counters, flows. Every other cluster has the fast path with random settings: see [`fast::Fast`].
 //!
-//! `KPX_SEED` repeats a run: it is printed at the start, and with a difference that of its session
-//! alone. `KPX_FUZZ_SECS` says how long it takes. What a difference comes down to is written to
-//! `corpus/`, and all that is there is run again by every test. `KPX_FUZZ_KEEP`, a seed,
-//! adds the beginning of its session.
+//! `KPX_SEED` repeats a run: the seed is printed at the start, and a difference comes with the seed
+//! of its session. `KPX_FUZZ_SECS` sets the duration. A minimised difference is written to
+//! `corpus/`, which every test repeats. `KPX_FUZZ_KEEP`, a seed, adds the beginning of its session.
 
 mod corpus;
 mod craft;

@@ -1,10 +1,9 @@
-//! The outcome of a packet at a hook of the node: its verdict, its bytes, its mark, and the
-//! counters. Plain and
-//! slow where the programs are clever, and written from the RFCs and the rules in
-//! docs/design-notes/packet-path.md. The choice of a backend is the reference model's business.
+//! The expected outcome of a packet at a hook of the node: verdict, bytes, mark, counters. The
+//! model is simple and slow, and follows the RFCs and the rules in
+//! docs/design-notes/packet-path.md. The reference model chooses backends.
 //!
-//! The programs choose backends and ports at random, so a choice is read off their packet and then
-//! judged; all else is known beforehand.
+//! The programs choose backends and ports at random, so the model reads a choice from their packet
+//! and checks it. Everything else is computed beforehand.
 
 mod error;
 mod flow;
@@ -41,47 +40,46 @@ use self::wire::{Ip, Transport};
 use crate::fast::Fast;
 use crate::liberal::Opener;
 
-/// The hooks' bits of a mark: rewritten, on its way to a backend, and with the source with which it
-/// has to leave.
+/// The hooks' bits of a mark: translated, on the way to a backend, and with its final source.
 pub(crate) const TRANSLATED: u32 = 1 << 15;
 pub(crate) const FORWARD: u32 = 1 << 14;
 pub(crate) const KEEPS_SOURCE: u32 = 1 << 13;
 pub(crate) const DONE: u32 = TRANSLATED | FORWARD | KEEPS_SOURCE;
-/// The source is right unless netfilter changes it, and the packet is one that shows its port.
+/// The source is final unless netfilter changes it, and the packet reveals its port.
 pub(crate) const PORT_SHOWS: u32 = TRANSLATED | KEEPS_SOURCE;
-/// The bits beside them, which only a class of another program sets.
+/// The other bits, which only the class of another program sets.
 pub(crate) const CLASS: u32 = KEEPS_SOURCE - 1;
 
-/// Is a packet with this note on its way to a backend?
+/// Returns true if a packet with this note is on its way to a backend.
 pub(crate) fn goes_to_backend(note: u32) -> bool {
     note & FORWARD != 0 || note == PORT_SHOWS
 }
 
-/// A bit of a mark that carries notes of hooks: the host has made the packet.
+/// A bit of a note: the host made the packet.
 pub(crate) const MADE_HERE: u32 = 1;
 
 pub(crate) fn made_here(came_in: bool) -> u32 {
     if came_in { 0 } else { MADE_HERE }
 }
 
-/// A packet that meets a program.
+/// A packet at a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sent {
     pub(crate) at: At,
-    /// Not the host's own.
+    /// False for the host's own packets.
     pub(crate) came_in: bool,
-    /// The device by which a packet that leaves has come in, if the kernel still says so.
+    /// The device by which a leaving packet came in, if the kernel still has it.
     pub(crate) by: Option<Device>,
     pub(crate) mark: u32,
-    /// The number of its packets on the wire, if the kernel knows.
+    /// The number of its packets on the wire, if the kernel has it.
     pub(crate) segments: u32,
     pub(crate) frame: Vec<u8>,
 }
 
 impl Sent {
-    /// Returns what hooks have noted before. None if a class of another program may have taken its
-    /// place, where it looks as no hook leaves it. What the host has cut again from fragments has
-    /// forgotten where it came in.
+    /// Returns the note of earlier hooks. `None` if the class of another program may have replaced
+    /// it and does not look like a note. A packet that the host has fragmented again has lost its
+    /// incoming device.
     fn note(&self, is_fragment: bool) -> Option<u32> {
         let may_be_class = match self.at {
             At::Ingress(device) => device.is_filtered(),
@@ -108,7 +106,6 @@ pub(crate) enum At {
     Lo,
 }
 
-/// The outcome of a program for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Got {
     pub(crate) verdict: Verdict,
@@ -116,7 +113,6 @@ pub(crate) struct Got {
     pub(crate) frame: Vec<u8>,
 }
 
-/// The counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) events: BTreeMap<Event, u64>,
@@ -125,17 +121,17 @@ pub(crate) struct Counts {
     pub(crate) services: BTreeMap<(SocketAddr, u8), ServiceCounts>,
 }
 
-/// A packet as far as it can be read.
+/// The readable part of a packet.
 struct Packet {
     ip: Ip,
     ports: (u16, u16),
     proto: u8,
-    /// The transport of all but later fragments.
+    /// The transport header; `None` for later fragments.
     transport: Option<Transport>,
 }
 
 impl Packet {
-    /// Asks its transport; a later fragment has none.
+    /// Applies a predicate to the transport header; false for a later fragment.
     fn says(&self, what: fn(&Transport) -> bool) -> bool {
         self.transport.as_ref().is_some_and(what)
     }
@@ -148,31 +144,31 @@ impl Packet {
     }
 }
 
-/// Which fragments belong together, at which table.
+/// The fragments of the same packet in the same table.
 type FragmentKey = (Table, u32, u8, IpAddr, IpAddr);
 
 pub(crate) struct Model {
     cluster: Cluster,
     pub(crate) fast: Fast,
-    /// The flows that the agent has said yes to; some are gone.
+    /// The flows that the agent has allowed to skip the stack. Some of them are gone.
     pub(crate) answered: BTreeSet<Opener>,
     pub(crate) flows: BTreeMap<u64, Flow>,
-    /// The entries of each family's flow table.
+    /// The size of each family's flow table.
     room: usize,
-    /// How often each of these has happened to an opener near a used-up share.
+    /// The numbers of events at an opener near a used-up share.
     pub(crate) shares: BTreeMap<&'static str, u64>,
     next: u64,
     /// The second of the last packet.
     now_secs: u32,
     index: HashMap<Tuple, (u64, Leg)>,
     fragments: HashMap<FragmentKey, (u16, u16, u8)>,
-    /// Which backend a client had of a service port; none if that is unknown.
+    /// The backend of a client in a service port; `None` if unknown.
     affinities: BTreeMap<(Entry, IpAddr), Option<SocketAddr>>,
-    /// By protocol, and the tuple of the replies.
+    /// By protocol and the tuple of replies.
     foreign_nat: BTreeMap<(u8, SocketAddr, SocketAddr), ForeignNat>,
-    /// The silent backend that the flow of the packet at hand has left.
+    /// The silent backend that the current packet's flow has left.
     left: Option<SocketAddr>,
-    /// The packet's flow has ended because another connection has its port.
+    /// True if the packet's flow has ended because another connection took its port.
     port_taken: bool,
     answers: HashMap<open::Question, Rc<(Answer, Option<SocketAddr>)>>,
     pub(crate) counts: Counts,
@@ -204,24 +200,24 @@ impl Model {
         &self.cluster
     }
 
-    /// Has it ended, or will it in a moment by its silence?
+    /// Returns true if the flow has ended, or is about to time out.
     pub(crate) fn is_over(&self, flow: &Flow) -> bool {
         const MOMENT: u32 = 2;
         flow.is_over(self.now_secs + MOMENT)
     }
 
-    /// Returns the number of flows that were ever opened.
+    /// Returns the number of flows opened so far.
     pub(crate) fn opened(&self) -> u64 {
         self.next
     }
 
-    /// Endpoints have come or gone.
+    /// Sets the cluster after a change of endpoints.
     pub(crate) fn set_world(&mut self, cluster: Cluster) {
         self.cluster = cluster;
         self.answers.clear();
     }
 
-    /// Ages all flows as if no packet had come for so long.
+    /// Ages all flows by `secs` without packets.
     pub(crate) fn age(&mut self, secs: u32) {
         for flow in self.flows.values_mut() {
             flow.last_secs = flow.last_secs.saturating_sub(secs);
@@ -233,8 +229,8 @@ impl Model {
         });
     }
 
-    /// Says how what a program made of a packet differs from what it must make of it. `chosen`
-    /// looks a choice up that the packet does not show.
+    /// Compares a program's outcome with the expected outcome. `chosen` looks up a choice that the
+    /// packet does not reveal.
     pub(crate) fn judge(
         &mut self,
         sent: &Sent,
@@ -244,8 +240,8 @@ impl Model {
     ) -> Result<()> {
         (self.now_secs, self.left, self.port_taken) = (now_secs, None, false);
         let mut want = self.want(sent, got, now_secs, chosen)?;
-        // The host's further packets of a second go by the link that their flow has kept, the
-        // others by the kernel's neighbour.
+        // The host's later packets of a second use the link addresses that their flow has stored;
+        // other packets use the kernel's neighbour entry.
         if sent.at == At::Anchor && want.verdict == Verdict::Redirect {
             past::take_link_to_pod(&got.frame, &mut want.frame);
         }
@@ -280,7 +276,7 @@ impl Model {
         now_secs: u32,
         chosen: open::Chosen<'_>,
     ) -> Result<Got> {
-        // Where no hook of the node's came before, a note is a stranger's, and so is a pod's class.
+        // At the first hook of the node, a note is spoofed, and so is a pod's class.
         let strange = match sent.at {
             At::Ingress(Device::Pod) => DONE | CLASS,
             At::Ingress(device) if device.is_edge() => DONE,
@@ -300,8 +296,7 @@ impl Model {
             At::Lo => self.inside(sent, got, family, now_secs, chosen)?,
         };
         let translated = match translated {
-            // A packet of another transport may still be an error about one of our transports'
-            // packets.
+            // A packet of another protocol may be an ICMP error about a TCP, UDP or SCTP packet.
             Err(Reason::Protocol) => self.error(sent, got, family),
             translated => translated,
         };
@@ -322,12 +317,12 @@ impl Model {
         }
     }
 
-    /// Passes a packet that is not translated, drops it, or tells its sender.
+    /// Passes an untranslated packet, drops it, or rejects it.
     fn refuse(&mut self, sent: &Sent, reason: Reason) -> Got {
         self.count(reason);
         let verdict = match reason {
             Reason::NoEndpoints | Reason::UnknownPort => Verdict::Redirect,
-            // Nothing may pass the anchor, since only what is for services is routed there.
+            // Nothing passes the anchor: only packets to Services are routed there.
             Reason::NotOurs | Reason::NoFlow | Reason::NoRoute if sent.at == At::Anchor => {
                 Verdict::Redirect
             }
@@ -349,7 +344,7 @@ impl Model {
         if verdict != Verdict::Redirect {
             return pass;
         }
-        // Frames for others are not answered.
+        // Frames to other link addresses get no answer.
         let is_for_us = !matches!(sent.at, At::Ingress(_)) || sent.frame[..6] == facts::NODE_MAC;
         if !is_for_us {
             *self.counts.events.entry(Event::Unanswered).or_default() += 1;
@@ -400,7 +395,7 @@ fn pass(mark: u32, frame: Vec<u8>) -> Got {
     }
 }
 
-/// The mark of a packet that leaves: the next host must not find notes on it.
+/// Returns the mark of a leaving packet: the next host must not find notes in it.
 fn unnoted(sent: &Sent) -> u32 {
     match sent.at {
         At::Egress(_) | At::Lo => sent.mark & !DONE,
@@ -408,12 +403,11 @@ fn unnoted(sent: &Sent) -> u32 {
     }
 }
 
-/// Returns a mark with this note in place of any other.
 fn noted(mark: u32, note: u32) -> u32 {
     mark & !DONE | note
 }
 
-/// Sends a packet of the host on its way to a backend, with this note.
+/// Sends a packet of the host to a backend, with this note.
 fn leave(sent: &Sent, mut frame: Vec<u8>, backend: IpAddr, note: u32) -> Got {
     if testbed::reference::place::is_own(backend) {
         frame[..6].fill(0);
@@ -425,12 +419,12 @@ fn leave(sent: &Sent, mut frame: Vec<u8>, backend: IpAddr, note: u32) -> Got {
     }
 }
 
-/// The mark by which the host knows a packet that was put into it, beside the bits of others.
+/// Returns the mark of a packet injected into the host, with the bits of other programs.
 fn injected(sent: &Sent) -> u32 {
     unnoted(sent) & !INJECTED_MASK | INJECTED_MARK
 }
 
-/// Lets the host receive a packet.
+/// Delivers a packet to the host.
 fn inject(sent: &Sent, mut frame: Vec<u8>, flow: &Flow) -> Got {
     let mac = if flow.on_lo {
         [0; 6]

@@ -1,4 +1,4 @@
-//! Frames spoilt.
+//! Damages frames.
 
 use rand::Rng;
 use rand::seq::IndexedRandom;
@@ -8,16 +8,16 @@ use testbed::reference::place::{self, Family};
 use crate::craft::random_bytes;
 use crate::model::wire::{self, ETH_LEN};
 
-/// Longer ones the kernel does not take from user space in one piece.
+/// The kernel takes no longer frame from user space in one piece.
 const MAX: usize = 3_000;
 
-/// Spoils less than half of all frames. What comes out is one that the kernel takes.
+/// Damages less than half of all frames. The kernel accepts every result.
 pub(crate) fn frame(dice: &mut Dice, frame: &mut Vec<u8>) {
     let times = one(dice, &[0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 4]);
     for _ in 0..times {
         spoil(dice, frame);
     }
-    // It refuses less than an IP header where one is announced.
+    // The kernel refuses a frame that is shorter than its announced IP header.
     let min = match wire::family(frame) {
         Some(Family::V4) => ETH_LEN + 20,
         Some(Family::V6) => ETH_LEN + 40,
@@ -32,10 +32,10 @@ fn spoil(dice: &mut Dice, frame: &mut Vec<u8>) {
     let ip = family.and_then(|family| wire::ip(frame, ETH_LEN, family).ok());
     match (dice.random_range(0..15), family, ip) {
         (0, ..) => frame.truncate(dice.random_range(ETH_LEN..=len)),
-        // Through the transport header or just behind it.
+        // Cuts inside the transport header or just after it.
         (1 | 2, _, Some(ip)) => frame.truncate((ip.l4 + dice.random_range(0..24)).min(len)),
         (3, ..) => frame.extend(random_bytes(dice, 1, 60)),
-        // A length that lies.
+        // A wrong length.
         (4 | 5, Some(family), _) => {
             let at = ETH_LEN + if family == Family::V4 { 2 } else { 4 };
             let said = wire::half(frame, at).unwrap_or(0);
@@ -68,7 +68,7 @@ fn spoil(dice: &mut Dice, frame: &mut Vec<u8>) {
         (8, Some(Family::V4), _) => {
             put(frame, ETH_LEN + 6, one(dice, &[0, 0x20, 0x40, 0x1f, 0x3f]))
         }
-        // A checksum that is wrong, or odd.
+        // A wrong or unusual checksum.
         (9, _, Some(ip)) => {
             let at = ip.l4 + wire::checksum_offset(ip.proto);
             let values = [0, 0xff, dice.random()];
@@ -83,7 +83,7 @@ fn spoil(dice: &mut Dice, frame: &mut Vec<u8>) {
             dice.random_range(0..3),
         ),
         (11, ..) if dice.random_bool(0.3) => other_ethertype(dice, frame),
-        // Anything in the transport header, and what an error quotes.
+        // Any byte of the transport header, or of the packet that an error quotes.
         (12, _, Some(ip)) => put(frame, ip.l4 + dice.random_range(0..60), dice.random()),
         _ => {
             let at = dice.random_range(0..len.min(120));

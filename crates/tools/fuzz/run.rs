@@ -1,4 +1,4 @@
-//! Sessions until the time is up, and what a difference comes down to.
+//! Runs sessions until the time is up, and minimises differences.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,17 +16,17 @@ use crate::session::{Results, Session};
 use crate::steps::{self, Step};
 use crate::stranger::Pretence;
 
-/// Flow entries of which no session needs half: no flow makes room, and no share is used up.
+/// A table of which no session uses half: no flow is evicted, and no share is used up.
 const ROOM: u32 = 1 << 16;
-/// Packets to one cluster, since a cluster costs as much as many packets.
+/// Packets per cluster: building a cluster costs as much as many packets.
 const STEPS: usize = 1_000;
-/// Between two lines about a long run.
+/// Time between two progress lines of a long run.
 const REPORT: Duration = Duration::from_secs(30);
-/// A part of all tests.
+/// The duration within all tests.
 const SECS: u64 = 8;
-/// Packets that bring everything about.
+/// The number of packets after which every outcome has occurred.
 const ENOUGH: u64 = 20_000;
-/// The outcomes that a run must have to prove anything.
+/// The outcomes that a valid run must have.
 const SEEN: [&str; 26] = [
     "established_beside_strangers",
     "blind",
@@ -97,14 +97,14 @@ fn programs_and_model_agree_on_random_packets() -> Result<()> {
         }
         let never: Vec<_> = SEEN.iter().filter(|what| !results.contains_key(*what)).collect();
         ensure!(never.is_empty(), "never seen: {never:?}");
-        // Two of ten thousand.
+        // Two of ten thousand packets.
         let is_fast_seen = ["fast_local", "fast_remote"].iter().any(|what| results.contains_key(what));
         ensure!(is_fast_seen || packets < 10 * ENOUGH, "no packet has skipped the stack");
         kernel_log.check()
     })
 }
 
-/// Repeats former differences and good examples of their kinds.
+/// Repeats former differences and good examples.
 #[test]
 fn programs_and_model_agree_on_the_corpus() -> Result<()> {
     let netns = node::namespace("corpus")?;
@@ -136,7 +136,7 @@ fn folder() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus"))
 }
 
-/// Makes a short session one of the corpus.
+/// Adds a short session to the corpus.
 fn keep(fixture: &mut Fixture, seed: u64) -> Result<()> {
     const SHORT: usize = 150;
     let mut steps = Vec::new();
@@ -148,7 +148,7 @@ fn keep(fixture: &mut Fixture, seed: u64) -> Result<()> {
     )?)
 }
 
-/// One session. False if it was cut short.
+/// Runs a session. Returns false if the session was cut short.
 fn random(
     fixture: &mut Fixture,
     seed: u64,
@@ -187,7 +187,7 @@ fn random(
     Ok(true)
 }
 
-/// The same steps again, the counters compared after each.
+/// Repeats the steps, and compares the counters after each.
 fn replay(fixture: &mut Fixture, cluster: u64, steps: &[Step]) -> Result<()> {
     let mut session = Session::start(fixture, cluster, true)?;
     for (number, step) in steps.iter().enumerate() {
@@ -201,14 +201,14 @@ fn replay(fixture: &mut Fixture, cluster: u64, steps: &[Step]) -> Result<()> {
     session.finish()
 }
 
-/// Leaves out the steps that are not needed for a difference to show, and keeps the rest.
+/// Removes the steps that a difference does not need.
 fn smallest(
     fixture: &mut Fixture,
     cluster: u64,
     mut steps: Vec<Step>,
     difference: Error,
 ) -> Result<Error> {
-    /// Backends and ports at random may hide it.
+    /// Random backends and ports may hide a difference.
     const TRIES: usize = 3;
     const TIMEOUT: Duration = Duration::from_secs(60);
     let start = Instant::now();

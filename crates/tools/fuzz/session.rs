@@ -1,4 +1,4 @@
-//! Packets one after the other, to a node in one state of its cluster.
+//! A sequence of packets to a node, while its cluster changes.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::model::{Got, Model, Sent, hex};
 use crate::steps::Step;
 use crate::stranger::Witness;
 
-/// Packets between two looks at the counters: reading them costs as much as many packets.
+/// Packets between two readings of the counters, which cost as much as many packets.
 const UNCOUNTED: u32 = 64;
 
 pub(crate) struct Session<'a> {
@@ -25,11 +25,11 @@ pub(crate) struct Session<'a> {
     pub(crate) results: Results,
 }
 
-/// How often each thing has happened.
+/// The numbers of outcomes by name.
 pub(crate) type Results = BTreeMap<&'static str, u64>;
 
-/// A packet ran over the end of a second, so the time that its flow remembers is unknown, or came
-/// as a backend's time was up.
+/// A packet crossed the end of a second, so the time in its flow is ambiguous, or came just as a
+/// backend's timeout expired.
 #[derive(Debug)]
 pub(crate) struct Blurred;
 
@@ -89,7 +89,6 @@ impl<'a> Session<'a> {
         Ok(Ok(None))
     }
 
-    /// Changes the objects of the cluster.
     fn change(&mut self, change: impl FnOnce(&mut Cluster)) -> Result<()> {
         let mut cluster = self.model.cluster().clone();
         change(&mut cluster);

@@ -1,4 +1,4 @@
-//! The next step of a session: mostly packets that relate to state that exists already.
+//! Chooses the next step of a session: mostly packets related to existing state.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,19 +21,19 @@ use crate::stranger::{self, Pretence};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Packet(Sent),
-    /// A second party sends it.
+    /// A stranger sends the packet.
     Stranger(Pretence),
-    /// Nothing happens for so many seconds.
+    /// Nothing happens for this number of seconds.
     Age(u32),
-    /// Endpoints come and go, by these dice.
+    /// Endpoints change, by this seed.
     Endpoints(u64),
-    /// Endpoints get weights, or lose them, by these dice.
+    /// Endpoints' weights change, by this seed.
     Weights(u64),
-    /// The fast path is told something else.
+    /// The fast path's settings change.
     Fast(Fast),
 }
 
-/// So long that no flow is ever just about to be forgotten.
+/// Times after which no flow is just about to expire.
 const AGES: [u32; 6] = [2, 25, 45, 100, 1_000, 20_000];
 
 pub(crate) fn next(dice: &mut Dice, model: &Model, last: Option<(&Sent, &Got)>) -> Step {
@@ -75,8 +75,7 @@ pub(crate) fn next(dice: &mut Dice, model: &Model, last: Option<(&Sent, &Got)>) 
     Step::Packet(sent)
 }
 
-/// Makes the step for a packet that an ingress hook let through or sent past the stack, where it
-/// leaves.
+/// Returns the step at the egress hook for a packet that an ingress hook passed or redirected.
 fn onwards(dice: &mut Dice, sent: &Sent, got: &Got) -> Option<Sent> {
     let At::Ingress(device) = sent.at else {
         return None;
@@ -85,7 +84,7 @@ fn onwards(dice: &mut Dice, sent: &Sent, got: &Got) -> Option<Sent> {
         return None;
     }
     let at = At::Egress(one(dice, &Device::OUTER));
-    // Some filters leave a class behind, and others nothing.
+    // Some filters set a class, others clear it.
     let is_rewritten = device.is_filtered() && dice.random_bool(0.5);
     let class = if dice.random_bool(0.5) {
         0
@@ -107,13 +106,12 @@ fn onwards(dice: &mut Dice, sent: &Sent, got: &Got) -> Option<Sent> {
     })
 }
 
-/// Does a class look just like a note of a hook? Then nothing tells that it is none: see
-/// docs/limits.md.
+/// Returns true if a class looks exactly like a hook's note, which the programs cannot distinguish:
+/// see docs/limits.md.
 pub(crate) fn is_note(class: u32) -> bool {
     [TRANSLATED, TRANSLATED | FORWARD, DONE, PORT_SHOWS].contains(&class)
 }
 
-/// Dials something.
 fn first(dice: &mut Dice, model: &Model) -> Sent {
     let packet = generate::packet(dice, model.cluster());
     let at = match packet.hook {
@@ -122,7 +120,7 @@ fn first(dice: &mut Dice, model: &Model) -> Sent {
         Hook::Lo => At::Lo,
     };
     let mut src = packet.src;
-    // Few ports, so that clients come again, and tuples collide.
+    // Few ports, so that clients return and tuples collide.
     if dice.random_bool(0.7) {
         src.set_port(dice.random_range(40_000..40_008));
     }
@@ -142,7 +140,7 @@ fn first(dice: &mut Dice, model: &Model) -> Sent {
     sent(dice, at, None, frame)
 }
 
-/// A packet of a flow, at one of the places that it passes.
+/// Returns a packet of a flow, at one of its hooks.
 fn of_flow(dice: &mut Dice, model: &Model) -> Sent {
     let Some((at, leg, proto, src, dst)) = any_leg(dice, model) else {
         return first(dice, model);
@@ -160,8 +158,8 @@ fn of_flow(dice: &mut Dice, model: &Model) -> Sent {
     sent(dice, at, Some(leg), frame)
 }
 
-/// The next packet of a connection that is not established, as the kernels of both ends send it.
-/// None if there is no such connection.
+/// Returns the next packet of a handshake, as the kernels of both ends send it; `None` without a
+/// half-open connection.
 pub(crate) fn handshake(dice: &mut Dice, model: &Model) -> Option<Sent> {
     let (_, flow) = model
         .flows
@@ -177,8 +175,8 @@ pub(crate) fn handshake(dice: &mut Dice, model: &Model) -> Option<Sent> {
     clean(dice, flow, goal, says, numbers)
 }
 
-/// A packet of a TCP flow as the kernel of one end sends it, where it meets the node. None if that
-/// is no device.
+/// Returns a packet of a TCP flow as the kernel of one end sends it, where it enters the node;
+/// `None` if that is not a device.
 pub(crate) fn clean(
     dice: &mut Dice,
     flow: &Flow,
@@ -229,7 +227,7 @@ pub(crate) fn clean(
     })
 }
 
-/// A packet of a whole flow, from where its sender is. None if there is no such flow.
+/// Returns a packet of a bypass flow, at its sender's device; `None` without a bypass flow.
 fn of_bypass(dice: &mut Dice, model: &Model) -> Option<Sent> {
     let newest = model
         .flows
@@ -266,7 +264,7 @@ fn of_bypass(dice: &mut Dice, model: &Model) -> Option<Sent> {
     })
 }
 
-/// An ICMP error about a packet of a flow that went the other way.
+/// Returns an ICMP error about a packet of a flow in the opposite direction.
 fn error(dice: &mut Dice, model: &Model) -> Sent {
     let Some((at, leg, proto, src, dst)) = any_leg(dice, model) else {
         return anything(dice);
@@ -290,11 +288,11 @@ fn error(dice: &mut Dice, model: &Model) -> Sent {
     sent(dice, at, Some(leg), frame)
 }
 
-/// A place, what happens there, and how packets look that pass it.
+/// Returns a place, the translation there, and the tuple of the packets that pass it.
 fn any_leg(dice: &mut Dice, model: &Model) -> Option<(At, Leg, u8, SocketAddr, SocketAddr)> {
     let newest = *model.flows.keys().next_back()?;
     let oldest = *model.flows.keys().next()?;
-    // Mostly one of the last, so that some get far.
+    // Mostly one of the latest flows, so that some flows advance far.
     let from = if dice.random_bool(0.6) {
         newest.saturating_sub(4).max(oldest)
     } else {
@@ -319,7 +317,7 @@ fn any_leg(dice: &mut Dice, model: &Model) -> Option<(At, Leg, u8, SocketAddr, S
     Some((at, leg, proto, src, dst))
 }
 
-/// Any protocol, any bytes, between any two.
+/// Returns a packet of any protocol, with random bytes, between any two addresses.
 fn anything(dice: &mut Dice) -> Sent {
     let family = one(dice, &Family::ALL);
     let mut addr = || -> IpAddr {
@@ -348,7 +346,7 @@ fn anything(dice: &mut Dice) -> Sent {
     sent(dice, at, None, frame)
 }
 
-/// With what hooks before have noted, likely or not.
+/// Adds the note of earlier hooks, likely or not.
 fn sent(dice: &mut Dice, at: At, leg: Option<Leg>, frame: Vec<u8>) -> Sent {
     let notes = [0, TRANSLATED, TRANSLATED | FORWARD, DONE, PORT_SHOWS];
     let likely = dice.random_bool(0.8);
@@ -389,7 +387,7 @@ fn sent(dice: &mut Dice, at: At, leg: Option<Leg>, frame: Vec<u8>) -> Sent {
     }
 }
 
-/// The device by which a packet that leaves has come in: mostly where its sender is, or unknown.
+/// Returns the incoming device of a leaving packet: mostly the sender's, or unknown.
 fn came_in_by(dice: &mut Dice, frame: &[u8]) -> Option<Device> {
     let ip = wire::family(frame).and_then(|family| wire::outer(frame, family).ok());
     match dice.random_range(0..10) {

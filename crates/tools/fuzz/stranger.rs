@@ -1,11 +1,10 @@
-//! A second party: it sends in the name of either end of others' flows, and reads none of their
-//! packets.
+//! A stranger: it sends packets with the addresses of either end of other flows, and reads none of
+//! their packets.
 //!
-//! It is another tenant's pod, a machine outside, one behind another uplink, or it sends through a
-//! device without hooks. Then its packets come to the anchor, or to a hook where they leave. It
-//! names classes for its packets as it likes. The
-//! model says what becomes of each packet. The [`Witness`] says what no such packet may bring
-//! about, by the model's flows.
+//! The stranger is another tenant's pod, a machine outside or behind another uplink, or it sends
+//! through a device without hooks. In the last case its packets reach the anchor, or a hook where
+//! they leave. It sets any class on its packets. The model computes each packet's outcome. The
+//! [`Witness`] checks the model's flows for effects that no such packet may have.
 
 use std::net::SocketAddr;
 
@@ -22,24 +21,22 @@ use crate::model::{
     At, CLASS, DONE, Flow, Got, Leg, MADE_HERE, Model, Sent, Table, Tuple, is_spoofed,
 };
 
-/// A packet in another's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pretence {
     pub(crate) place: Place,
     pub(crate) sent: Sent,
 }
 
-/// The place of the stranger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Beside the one in whose name it sends. It knows none of its numbers.
+    /// At the spoofed sender's device, without its sequence numbers.
     Blind,
-    /// Behind a device at which that one cannot be.
+    /// Behind a device where the spoofed sender cannot be.
     Misplaced,
-    /// Behind a device without hooks: the packet comes to the anchor.
+    /// Behind a device without hooks: the packet reaches the anchor.
     Unhooked,
-    /// The same, and the packet is met where it leaves. The one in whose name it is sent cannot be
-    /// behind that device.
+    /// The same, and the packet is seen where it leaves. The spoofed sender cannot be behind that
+    /// device.
     Passing,
 }
 
@@ -69,10 +66,10 @@ impl Pretence {
     }
 }
 
-/// A protocol, the two ends in whose names the stranger speaks, and the transport's bytes.
+/// A protocol, the spoofed source and the destination, and the transport's bytes.
 type Speech = (u8, SocketAddr, SocketAddr, Vec<u8>);
 
-/// Makes a packet in another's name. None if there is nothing to pretend.
+/// Returns a spoofed packet; `None` without a flow to attack.
 pub(crate) fn pretence(dice: &mut Dice, model: &Model) -> Option<Pretence> {
     let at = match dice.random_range(0..10) {
         0 => At::Anchor,
@@ -85,7 +82,7 @@ pub(crate) fn pretence(dice: &mut Dice, model: &Model) -> Option<Pretence> {
     } else {
         of_flow(dice, model, at)?
     };
-    // No hook has met what came in by lo, as on any device without hooks.
+    // No hook has seen a packet that came in by lo, as on any device without hooks.
     let by = if matches!(at, At::Egress(_)) {
         Some(Device::Lo)
     } else {
@@ -122,8 +119,8 @@ pub(crate) fn pretence(dice: &mut Dice, model: &Model) -> Option<Pretence> {
     })
 }
 
-/// The class that a stranger, or a filter on its way, has named. Below some devices lie others,
-/// whose hooks take away what looks like a note of a hook.
+/// Returns the class that a stranger or a filter has set. Some devices are on top of other devices,
+/// whose hooks remove anything like a note.
 fn class(dice: &mut Dice, at: At) -> u32 {
     if dice.random_bool(0.5) {
         return 0;
@@ -147,10 +144,10 @@ fn opener(dice: &mut Dice, model: &Model) -> Speech {
     )
 }
 
-/// A packet of one end of a flow as it looks at a hook, with numbers that no end would send. A
+/// Returns a packet of one end of a flow as a hook sees it, with numbers that no end would send. A
 /// stranger is near one end only.
 fn of_flow(dice: &mut Dice, model: &Model, at: At) -> Option<Speech> {
-    /// No window reaches as far. Strangers at both ends do not agree on numbers.
+    /// Offsets beyond every window. Strangers at both ends use different offsets.
     const FAR: [u32; 2] = [1 << 31, 3 << 29];
     let established: Vec<_> = model
         .flows
@@ -181,7 +178,7 @@ fn of_flow(dice: &mut Dice, model: &Model, at: At) -> Option<Speech> {
     if proto == TCP {
         let far = FAR[usize::from(is_client)];
         let numbers = expected(flow, is_client).map(|number| number.wrapping_add(far));
-        // The packet may meet another flow of the same addresses and ports, whose numbers may be
+        // The packet may match another flow with the same addresses and ports, whose numbers may be
         // these by chance.
         let is_namesake = |tuple: &Tuple| (tuple.1, tuple.2, tuple.3) == (proto, src, dst);
         let is_met = |flow: &Flow| {
@@ -203,8 +200,7 @@ fn goes_to_backend(leg: Leg) -> bool {
     matches!(leg, Leg::ToBackend | Leg::AsNode)
 }
 
-/// Returns the numbers that the next packet of one end of a flow has: its own, and what it
-/// acknowledges.
+/// Returns the next sequence number and acknowledgement of one end of a flow.
 fn expected(flow: &Flow, is_client: bool) -> [u32; 2] {
     match is_client {
         true => [flow.backend_acked, flow.answer.unwrap_or(0)],
@@ -212,7 +208,7 @@ fn expected(flow: &Flow, is_client: bool) -> [u32; 2] {
     }
 }
 
-/// Returns true if these numbers are out of every window of a flow.
+/// Returns true if these numbers are outside every window of a flow.
 fn are_guesses(flow: &Flow, is_client: bool, numbers: [u32; 2]) -> bool {
     /// Twice the window of the programs.
     const NEAR: u32 = 1 << 26;
@@ -225,9 +221,9 @@ fn are_guesses(flow: &Flow, is_client: bool, numbers: [u32; 2]) -> bool {
         .all(is_out)
 }
 
-/// The possessions of others before a stranger's packet.
+/// The state of other parties before a stranger's packet.
 pub(crate) struct Witness {
-    /// The flows that live, and whether each is established.
+    /// The live flows, and whether each is established.
     flows: Vec<(u64, bool)>,
     opened: u64,
     place: Place,
@@ -246,12 +242,12 @@ impl Witness {
         }
     }
 
-    /// Returns true if an established flow is among the flows that it watches.
+    /// Returns true if it includes an established flow.
     pub(crate) fn watches_established(&self) -> bool {
         self.flows.iter().any(|(_, assured)| *assured)
     }
 
-    /// Returns an error if the packet changed what is others'.
+    /// Returns an error if the packet changed the state of other parties.
     pub(crate) fn after(&self, model: &Model, got: &Got) -> Result<()> {
         for (id, assured) in &self.flows {
             let after = model.flows.get(id);
@@ -287,8 +283,8 @@ impl Witness {
     }
 }
 
-/// Returns true for a flow that no stranger may change. A client that dials again takes any answer,
-/// and datagrams prove nothing.
+/// Returns true for a flow that no stranger may change. A client that dials again accepts any
+/// answer, and datagrams prove nothing.
 fn is_safe(flow: &Flow) -> bool {
     flow.proto == TCP && !flow.is_foreign_nat && !flow.dialled && !flow.redialled && !has_end(flow)
 }

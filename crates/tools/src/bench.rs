@@ -1,8 +1,8 @@
-//! Measures the cost of Services for packets, between clients and servers in network namespaces.
-//! Each is compared with a run without Services, and with kube-proxy's rules.
+//! Measures the cost of Services for packets, between clients and servers in network namespaces, in
+//! comparison with kube-proxy's rules.
 //!
-//! Every figure is a ratio to [`Variant::Direct`] of the same round, because a machine is never as
-//! fast as a moment ago.
+//! Every figure is a ratio to [`Variant::Direct`], without Services, in the same round, because a
+//! machine's speed varies from moment to moment.
 
 mod cell;
 mod counters;

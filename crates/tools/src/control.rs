@@ -1,10 +1,9 @@
-//! Measures the cost of a large cluster for the agent: the start, the delay of a change, and the
-//! memory and CPU time used meanwhile.
+//! Measures the agent's cost of a large cluster: the start, the delay of a change, and the memory
+//! and CPU time.
 //!
-//! kpx runs as it is shipped, in a network namespace of its own, against the tests' API server over
-//! TLS in the same one. A time begins when the server has made an answer or an event. It ends when
-//! the kernel's map holds the result, as read from outside. So it contains what the server needs to
-//! encrypt and send it.
+//! The released kpx runs in a network namespace with the tests' API server, over TLS. A time begins
+//! when the server has made an answer or an event. It ends when the kernel's map holds the result,
+//! as read from outside. So it includes the server's encrypting and sending.
 
 pub(crate) mod cluster;
 pub(crate) mod events;
@@ -22,25 +21,25 @@ use self::fixture::Fixture;
 pub use self::process::Memory;
 use self::process::Process;
 
-/// The time after which a start has no more effects: freed memory is returned, watches have begun.
+/// Time after which a start has no more effects: memory is returned, watches have begun.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// The size of it.
+/// The size of the cluster and of the run.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub services: u32,
     /// The number of endpoints of each service.
     pub endpoints: u32,
-    /// Changes a second, each for `duration`.
+    /// Rates of changes per second, each for `duration`.
     pub rates: Vec<u32>,
     pub duration: Duration,
-    /// For how long nothing happens.
+    /// The duration of the idle phase.
     pub idle: Duration,
-    /// More arguments for kpx.
+    /// Additional arguments for kpx.
     pub args: Vec<String>,
 }
 
-/// The figures found. Times in milliseconds, sizes in bytes.
+/// The results. Times in milliseconds, sizes in bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub services: u32,
@@ -48,20 +47,20 @@ pub struct Report {
     pub start: Start,
     pub changes: Vec<Changes>,
     pub idle: Idle,
-    /// At the end of it all.
+    /// At the end of the run.
     pub memory: Memory,
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Start {
-    /// From the start of the process until the server had made the last page or line of the last
+    /// From the start of the process until the server has made the last page or line of the last
     /// list.
     pub lists_ms: f64,
-    /// From then on until all rows were in the kernel's maps.
+    /// From then until all rows are in the kernel's maps.
     pub programmed_ms: f64,
-    /// The CPU time of the agent, in all.
+    /// The total CPU time of the agent.
     pub cpu_ms: f64,
-    /// The bytes that the server sent, with TLS's own.
+    /// The bytes that the server sent, including TLS.
     pub bytes_sent: u64,
     /// A few seconds later.
     pub memory: Memory,
@@ -70,7 +69,7 @@ pub struct Start {
 #[derive(Clone, Debug, Serialize)]
 pub struct Idle {
     pub seconds: f64,
-    /// The share of one core.
+    /// The share of a core.
     pub cpu_percent: f64,
     pub bytes_sent: u64,
 }

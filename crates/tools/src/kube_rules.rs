@@ -1,5 +1,4 @@
-//! The rules that kube-proxy writes, in their exact shape: what a packet meets on a node that
-//! kube-proxy serves.
+//! kube-proxy's rules in their exact form: what packets pass on a node with kube-proxy.
 
 mod iptables;
 mod ipvs;
@@ -15,16 +14,16 @@ use sha2::{Digest, Sha256};
 
 pub use self::ipvs::{Ipvs, SETTINGS as IPVS_SETTINGS};
 
-/// The default of kube-proxy's mark for packets to masquerade.
+/// The default of kube-proxy's masquerade mark.
 const MASQUERADE: &str = "0x4000";
 
-/// The source of the rules of IPv4.
+/// The input of the rules for IPv4.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// `--cluster-cidr`: who comes from elsewhere is masqueraded.
+    /// `--cluster-cidr`: clients outside it are masqueraded.
     pub pods: String,
     pub services: String,
-    /// Where node ports are served in mode nftables; mode iptables serves them at every address of
+    /// The address of node ports in mode nftables; mode iptables serves them at every address of
     /// the node.
     pub node: Ipv4Addr,
     /// The node's own pods.
@@ -42,9 +41,9 @@ pub struct ServicePort {
     pub port: u16,
     pub node_port: Option<u16>,
     pub endpoints: Vec<SocketAddrV4>,
-    /// Leads to the chains of the first such port instead of to its own. A packet for another
-    /// Service does not notice. Tools would take minutes to load the chains of thousands of
-    /// Services, as at kube-proxy's start.
+    /// Jumps to the chains of the first such port instead of its own. A packet for another Service
+    /// sees no difference. Tools would take minutes to load the chains of thousands of Services, as
+    /// when kube-proxy starts.
     pub stand_in: bool,
 }
 
@@ -64,22 +63,22 @@ impl fmt::Display for Proto {
 }
 
 impl Rules {
-    /// For `iptables-restore --noflush`.
+    /// Returns the input of `iptables-restore --noflush`.
     pub fn iptables(&self) -> String {
         iptables::text(self)
     }
 
-    /// For `iptables-restore --noflush`: what a change of one port's endpoints adds and deletes.
+    /// Returns the input of `iptables-restore --noflush` for a change of one port's endpoints.
     pub fn iptables_change(&self, port: &ServicePort, gone: &[SocketAddrV4]) -> String {
         iptables::change(self, port, gone)
     }
 
-    /// For `nft -f`: the same.
+    /// Returns the input of `nft -f` for the same.
     pub fn nftables_change(&self, port: &ServicePort, gone: &[SocketAddrV4]) -> String {
         nftables::change(self, port, gone)
     }
 
-    /// The port to whose chains this one leads.
+    /// Returns the port whose chains this port uses.
     fn owner<'a>(&'a self, port: &'a ServicePort) -> &'a ServicePort {
         let first = if port.stand_in {
             self.ports.iter().find(|other| other.stand_in)
@@ -100,12 +99,12 @@ impl Rules {
             .map(|(_, port)| port)
     }
 
-    /// For `nft -f`.
+    /// Returns the input of `nft -f`.
     pub fn nftables(&self) -> String {
         nftables::text(self)
     }
 
-    /// Every port has virtual servers of its own, stand-in or not.
+    /// Returns the IPVS rules. Every port has its own virtual servers, even a stand-in.
     pub fn ipvs(&self) -> Ipvs {
         ipvs::all(self)
     }
@@ -118,7 +117,7 @@ impl ServicePort {
     }
 }
 
-/// Returns the first characters of a hash, which tell chains with short or similar names apart.
+/// Returns the first characters of a hash, which distinguish chains with short or similar names.
 fn hash(of: &str, length: usize) -> String {
     let mut text = BASE32_NOPAD.encode(&Sha256::digest(of));
     text.truncate(length);

@@ -1,5 +1,4 @@
-//! Benchmarks and long runs in the lab, as functions: the programs of this crate run them, and its
-//! tests do in short.
+//! Benchmarks and long runs in the lab, as functions for this crate's programs and its short tests.
 
 #[cfg(feature = "bench")]
 pub mod bench;

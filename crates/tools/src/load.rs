@@ -1,8 +1,8 @@
-//! Load on a lab: new connections at a steady rate, and streams that notice every packet that comes
-//! late or not at all.
+//! Load on a lab: new connections at a constant rate, and streams that detect every late or lost
+//! packet.
 //!
 //! Both are cheap, so that a small machine can measure itself: one thread for all connections, one
-//! for all streams.
+//! thread for all streams.
 
 mod dialer;
 mod flood;

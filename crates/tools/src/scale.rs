@@ -1,9 +1,8 @@
-//! Measures large clusters: kpx, and beside it the rules of kube-proxy, loaded by the tools that
-//! kube-proxy uses.
+//! Measures large clusters: kpx, and kube-proxy's rules, loaded by kube-proxy's tools.
 //!
-//! A node is a network namespace. One pod on it dials. The rest of the cluster is another
-//! namespace, which has every address of an endpoint, so that any Service may be dialled. All means
-//! meet the same cluster on the same machine.
+//! A node is a network namespace with one pod, which dials. Another namespace is the rest of the
+//! cluster: it has every endpoint's address, so that any Service may be dialled. All variants get
+//! the same cluster on the same machine.
 
 mod fan;
 mod figure;
@@ -38,42 +37,42 @@ pub enum Section {
 /// The size of all of it.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The kinds of measurements to make.
+    /// The selected kinds of measurements.
     pub sections: Vec<Section>,
-    /// Services, and endpoints of each.
+    /// Numbers of Services, each with the number of endpoints per Service.
     pub sizes: Vec<(u32, u32)>,
-    /// The means beside kpx.
+    /// The variants other than kpx.
     pub beside: Vec<By>,
-    /// A tool is ended that takes longer to load its rules.
+    /// Time limit for a tool to load its rules; it is killed afterwards.
     pub limit: Duration,
-    /// The time of changes at each rate.
+    /// The duration of changes at each rate.
     pub duration: Duration,
-    /// The run may be ended from outside, as that of a guest. Each cluster then begins with a
-    /// figure that says so.
+    /// True if the run may be ended from outside, like that of a guest. Each cluster then begins
+    /// with a figure that marks the run as unfinished.
     pub may_be_ended: bool,
-    /// The time after a start, and before a restart and after it.
+    /// The pause after a start, and before and after a restart.
     pub calm: Duration,
-    /// The number of agents of one API server.
+    /// The number of agents of an API server.
     pub agents: usize,
-    /// New connections a second during a restart.
+    /// New connections per second during a restart.
     pub per_second: u32,
-    /// The time in which connections are opened before first packets, and not measured: those of an
-    /// agent's first seconds take longer.
+    /// The time of unmeasured connections before first packets: an agent's first seconds are
+    /// slower.
     pub warm_up: Duration,
-    /// The numbers of Services for the latency of first packets, and the number of connections
-    /// measured for each.
+    /// The numbers of Services for the latency of first packets, and the number of measured
+    /// connections for each.
     pub first_services: Vec<u32>,
     pub first_connections: u32,
     pub kube_proxy: Option<PathBuf>,
 }
 
-/// Takes each figure when it is found.
+/// Receives each figure as it is found.
 pub trait Keep {
     fn figure(&mut self, figure: Figure) -> Result<()>;
     fn progress(&mut self, what: &str);
 }
 
-/// Measures everything. Needs root.
+/// Runs all measurements. Needs root.
 pub fn run(options: &Options, keep: &mut impl Keep) -> Result<()> {
     let wants = |section| options.sections.contains(&section);
     for &size in options.sizes.iter().filter(|_| wants(Section::Clusters)) {
@@ -90,7 +89,7 @@ pub fn run(options: &Options, keep: &mut impl Keep) -> Result<()> {
     Ok(())
 }
 
-/// Measures one cluster. A failure is a figure too.
+/// Measures a cluster. A failure is a figure too.
 fn start(options: &Options, by: By, size: (u32, u32), keep: &mut impl Keep) -> Result<()> {
     keep.progress(&format!(
         "{by}, {} Services with {} endpoints each",

@@ -1,7 +1,7 @@
-//! The actions of an operator on a busy node, and their effect on clients.
+//! Operators' actions on a busy node, and their effect on clients.
 //!
-//! A scenario builds a lab of its own, puts load on it, injects the fault again and again and says
-//! what was seen. The same functions make the short tests and the long runs of `cargo xtask soak`.
+//! A scenario builds its own lab, puts load on it, injects the fault repeatedly and reports the
+//! observations. The same functions make the short tests and the long runs of `cargo xtask soak`.
 
 mod devices;
 mod endpoints;
@@ -30,7 +30,7 @@ pub use self::restart::{restart, upgrade};
 pub use self::rules::rules;
 pub use self::tenants::{Greed, Room, tenants};
 
-/// Where kpx runs.
+/// The place of kpx.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Place {
     /// A process of the node, with the node's BPF file system.
@@ -41,14 +41,14 @@ pub enum Place {
     SwappedPod,
 }
 
-/// How much of it.
+/// The size of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     pub place: Place,
-    /// New connections a second.
+    /// New connections per second.
     pub rate: u32,
-    /// How often the fault is injected.
+    /// The minimum number of faults.
     pub rounds: u32,
-    /// It is injected more often if that is over before so long.
+    /// The minimum duration, with more faults if necessary.
     pub at_least: Duration,
 }

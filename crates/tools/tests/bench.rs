@@ -1,5 +1,5 @@
-//! The benchmark itself: every kind of cell yields a figure, by the means that it names. How fast
-//! is another matter.
+//! The benchmark: every kind of cell yields a figure by its stated means. The tests do not judge
+//! speed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ use tools::bench::{
 };
 use tools::scale::{self, By, Figure, Found, Keep, Section, What};
 
-/// So short that all cells take seconds.
+/// Short enough that all cells take seconds.
 const SLICE: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
@@ -186,7 +186,6 @@ impl Keep for Kept {
     fn progress(&mut self, _what: &str) {}
 }
 
-/// Returns options for small clusters.
 fn small(sections: &[Section], beside: &[By]) -> scale::Options {
     scale::Options {
         sections: sections.to_vec(),
@@ -279,7 +278,7 @@ fn large_clusters_are_measured_with_kpx_and_with_rules() -> Result<()> {
     Ok(())
 }
 
-/// A folder for pins, which goes with this value.
+/// A folder for pins, removed with this value.
 struct Pins(PathBuf);
 
 impl Drop for Pins {
@@ -288,7 +287,7 @@ impl Drop for Pins {
     }
 }
 
-/// kpx stands for kube-proxy here, since it takes its flags: the tests have no kube-proxy.
+/// kpx takes the place of kube-proxy, whose flags it accepts: the tests have no kube-proxy.
 #[test]
 fn kube_proxy_is_measured_from_its_start_to_its_changes() -> Result<()> {
     let dir = tempfile::tempdir()?;

@@ -34,7 +34,7 @@ fn ctrl_c_is_the_good_end_of_a_demo_that_was_to_be_kept() {
         told.iter().any(|line| line == "56 conversations, 0 wrong"),
         "{told:#?}"
     );
-    // Each hint about kpx is a command that works as it stands.
+    // Each hint about kpx is a complete command.
     let hint = |command: &str| {
         let wanted = format!("kpx {command}");
         let line = told
@@ -74,7 +74,7 @@ fn ctrl_c_is_the_good_end_of_a_demo_that_was_to_be_kept() {
     );
 }
 
-/// A terminal sends the signal to the demo's children as well.
+/// A terminal sends the signal to the demo's children too.
 #[test]
 fn ctrl_c_removes_a_demo_that_is_under_way() {
     for phase in ["kpx serves both nodes", "now the Service web is scaled"] {
@@ -150,8 +150,8 @@ fn no_signal_leaves_anything_behind() {
         .unwrap();
         kill(pid, signal).unwrap();
         demo.wait().unwrap();
-        // An `ip netns add` that outlives it would add its namespace after the next lab has looked
-        // for those left behind.
+        // An `ip netns add` that outlives the demo would create its namespace after the next lab
+        // has removed leftovers.
         let _ = killpg(pid, Signal::SIGKILL); // There may be none.
         while waitpid(Pid::from_raw(-pid.as_raw()), None).is_ok() {}
         assert_eq!(exists(""), leaves, "{signal}");

@@ -1,4 +1,4 @@
-//! The programs of this crate in short: each needs root, network namespaces and kpx.
+//! Short runs of this crate's programs: each needs root, network namespaces and kpx.
 
 mod bench;
 mod demo;

@@ -1,5 +1,4 @@
-//! Short slices of `cargo xtask soak`. They count failures; how long things take is for a machine
-//! that has time for them.
+//! Short runs of `cargo xtask soak`. They count failures; durations need an idle machine.
 
 use std::time::Duration;
 
@@ -7,7 +6,7 @@ use anyhow::{Context, Result};
 use proxy_datapath::object;
 use tools::soak::{self, Greed, Place, Room, Scale};
 
-/// New connections a second: a tenth of what the long runs take, as other tests may be running.
+/// New connections per second: a tenth of the long runs' rate, because other tests may be running.
 const RATE: u32 = 200;
 
 fn scale(rounds: u32) -> Scale {
@@ -19,7 +18,7 @@ fn scale(rounds: u32) -> Scale {
     }
 }
 
-/// In kubeadm's DaemonSet for kube-proxy with the image swapped.
+/// In kubeadm's DaemonSet for kube-proxy with kpx's image.
 fn swapped(rounds: u32) -> Scale {
     Scale {
         place: Place::SwappedPod,
@@ -105,7 +104,7 @@ fn strangers_end_no_silent_connection() -> Result<()> {
     soak::idle(40, Duration::from_secs(1))?.check_counts()
 }
 
-/// A greedy namespace wants more than there is room for.
+/// A greedy namespace requests more than the tables hold.
 #[test]
 fn a_greedy_namespace_takes_nothing_from_another() -> Result<()> {
     let room = Room {

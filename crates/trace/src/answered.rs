@@ -1,5 +1,5 @@
-//! Looks at the connections that backends have had, where kpx forwards a packet: the cause of a
-//! failure is then behind kpx.
+//! Checks the recent connections of backends to which kpx forwards a packet: if they fail, the
+//! cause is outside kpx.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,43 +18,43 @@ use crate::input::Family;
 use crate::live::Live;
 use crate::report::{Outcome, Trace, Verdict};
 
-/// The flows that are read at most: a large table is looked at in part.
+/// The maximum number of flows read from a large table.
 const MOST: usize = 100_000;
-/// The backends that a trace speaks of.
+/// The maximum number of backends in the notes.
 const SHOWN: usize = 3;
-/// The words by which a line about a rule shows that the rule may keep a packet from its backend.
+/// Words in a rule's description that mark it as a possible drop.
 const DROPS: [&str; 3] = ["drop", "reject", "hand the packet"];
-/// The end of a line about a table whose rules are not read.
+/// The end of a description of a table whose rules are not read.
 const UNREAD: &str = "-legacy";
-/// The seconds after which a client that has no answer sends its first packet again.
+/// The seconds after which a client retransmits its first packet.
 const PATIENCE: u32 = 1;
 
-/// The seconds for which a failure that the programs counted says something of now.
+/// The maximum age in seconds of a counted failure that still matters.
 const RECENT_SECS: u32 = 600;
-/// The same of UDP. Flows with an answer stay in the table for longer, and contradict.
+/// The same for UDP. Answered flows stay in the table for longer, and contradict old failures.
 const UDP_RECENT_SECS: u32 = 120;
-/// The seconds by which the clocks of a flow and of a count may differ.
+/// The maximum difference in seconds between the clocks of a flow and of a count.
 const SLACK_SECS: u32 = 2;
 
-/// The ends of the flows to one backend.
+/// The outcomes of the flows to a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ends {
     answered: usize,
     reset: usize,
     silent: usize,
-    /// The seconds since the last client with an answer, and since the last client without, sent a
-    /// packet.
+    /// The seconds since the last packet of a client with an answer; `silent_secs` is for clients
+    /// without.
     answered_secs: Option<u32>,
     silent_secs: Option<u32>,
 }
 
-/// The failures that the programs counted of one backend.
+/// The failures of a backend in the programs' counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counted {
     refused: u64,
-    /// The failures since the backend's last answer; of TCP alone.
+    /// The TCP failures since the backend's last answer.
     failures: u32,
-    /// True if all of them were refusals.
+    /// True if all failures were refusals.
     is_refusal: bool,
     age_secs: u32,
 }
@@ -76,7 +76,7 @@ impl Ends {
         }
     }
 
-    /// Returns true if a flow had its answer after this time.
+    /// Returns true if a flow was answered in the last `secs` seconds.
     fn is_answered_since(&self, secs: u32) -> bool {
         self.answered_secs.is_some_and(|answered| answered <= secs)
     }
@@ -95,14 +95,15 @@ impl Counted {
     }
 }
 
-/// A failure of the flows to one backend, before the cause of a silence is looked for.
+/// The failure of a backend's flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Failure {
     Refused(String),
     Silent(String),
 }
 
-/// Finds the failure of TCP connections: by the flow table, or else by what the programs counted.
+/// Returns the failure of TCP connections: from the flow table, otherwise from the programs'
+/// counts.
 fn of_connections(backend: SocketAddr, ends: &Ends, counted: Option<Counted>) -> Option<Failure> {
     if ends.answered > 0 {
         return None;
@@ -135,7 +136,7 @@ fn of_connections(backend: SocketAddr, ends: &Ends, counted: Option<Counted>) ->
     })
 }
 
-/// Finds the failure of UDP flows. Flows without an answer count where none had an answer later.
+/// Returns the failure of UDP flows. Unanswered flows count unless a later flow was answered.
 fn of_datagrams(backend: SocketAddr, ends: &Ends, counted: Option<Counted>) -> Option<Failure> {
     let silent = ends
         .silent_secs
@@ -168,7 +169,7 @@ fn of_datagrams(backend: SocketAddr, ends: &Ends, counted: Option<Counted>) -> O
     }
 }
 
-/// Returns notes about backends that answer no flow.
+/// Returns notes about backends whose flows fail.
 pub(crate) async fn notes<A: Family>(live: &Live, trace: &Trace) -> Vec<String> {
     let (proto, of_backend): (_, fn(_, &_, _) -> _) = match trace.packet.protocol.as_str() {
         "tcp" => (Proto::TCP, of_connections),
@@ -178,13 +179,14 @@ pub(crate) async fn notes<A: Family>(live: &Live, trace: &Trace) -> Vec<String> 
     if trace.outcome.verdict != Verdict::Forward {
         return Vec::new();
     }
-    // Without the flows there is still the tunnel to tell of.
+    // The tunnel's notes do not need the flow table.
     let mut ends = ends(&live.client, &trace.outcome, proto)
         .await
         .unwrap_or_default();
     let mut notes = Vec::new();
     if let Some(tunnel) = &live.status.tunnel {
-        // A socket of this host answers there for all pods, so the words for backends do not hold.
+        // The tunnel's socket on this host answers for all pods, so notes about backends do not
+        // apply.
         let is_start = |backend: &SocketAddr, _: &mut Ends| tunnel.addresses.contains(backend);
         let through = trace
             .outcome
@@ -234,7 +236,7 @@ pub(crate) async fn notes<A: Family>(live: &Live, trace: &Trace) -> Vec<String> 
     notes
 }
 
-/// Returns true if a machine outside of the cluster dials this backend by a node port.
+/// Returns true if a machine outside the cluster reaches this backend through a node port.
 async fn is_node_port(live: &Live, trace: &Trace, backend: SocketAddr) -> bool {
     if live.status.mode != Mode::Host.to_string() {
         return false;
@@ -248,7 +250,7 @@ async fn is_node_port(live: &Live, trace: &Trace, backend: SocketAddr) -> bool {
         .any(|port| port.node_port == Some(backend.port()))
 }
 
-/// Counts the flows to each backend of the set, by the flow table.
+/// Counts the outcomes in the flow table for each backend of the set.
 async fn ends(
     client: &Client,
     outcome: &Outcome,
@@ -286,8 +288,8 @@ async fn ends(
     Ok(ends)
 }
 
-/// Says why a backend may be silent: the first rules of this node that may drop such packets, or
-/// else that there are none.
+/// Returns possible causes of a silent backend: the first rules of this node that may drop such
+/// packets, or the fact that there are none.
 async fn silence(trace: &Trace, backend: SocketAddr, proto: Proto) -> String {
     let source = trace
         .outcome
@@ -317,7 +319,7 @@ async fn silence(trace: &Trace, backend: SocketAddr, proto: Proto) -> String {
     }
 }
 
-/// Says which of the lines about rules explain a silence.
+/// Returns a text about the rules that may explain a silent backend.
 fn suspects(lines: &[String]) -> String {
     let is_hit =
         |line: &&String| DROPS.iter().any(|word| line.contains(word)) || line.ends_with(UNREAD);
@@ -340,8 +342,8 @@ fn suspects(lines: &[String]) -> String {
     }
 }
 
-/// Says how many packets kpx itself has dropped on their way, answers perhaps. A trace follows the
-/// client's packet alone.
+/// Returns the number of packets that kpx dropped as spoofed: answers may be among them. A trace
+/// covers only the client's packet.
 fn own_drops(reasons: &BTreeMap<String, u64>) -> String {
     match reasons.get(Reason::Spoofed.name()) {
         None | Some(0) => String::new(),
@@ -362,7 +364,7 @@ fn full_name(outcome: &Outcome) -> Option<String> {
     ))
 }
 
-/// Says that a connection goes through the API server, and what may be wrong there if it fails.
+/// Returns a note that the connection uses the tunnel, with the likely causes of its failures.
 fn through_tunnel(
     start: SocketAddr,
     service: Option<&str>,

@@ -1,4 +1,4 @@
-//! Explains the programs' decision to a reader: the map rows that led to it, and the reason.
+//! Explains the programs' decision: the map rows that led to it, and the reason.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,6 @@ use crate::report::{
 };
 use proxy_core::tables::set_name;
 
-/// Explains the fate of one packet.
 pub(crate) fn outcome<A: Addr>(
     input: &TraceInput<A>,
     dialled: &FrontendKey<A>,
@@ -97,7 +96,7 @@ pub(crate) fn outcome<A: Addr>(
         remedy,
         frontend,
         service,
-        // Where the client is does not matter, and is not asked, of a packet that is no Service's.
+        // The client's origin is not determined for a packet without a Service.
         origin: run
             .decision
             .filter(|_| verdict != Verdict::Pass)
@@ -117,7 +116,7 @@ fn full_name(service: &Service) -> Option<String> {
     ))
 }
 
-/// Returns the next steps, with the name of the Service if that is known.
+/// Returns the next steps, with the Service's name filled in if it is known.
 fn remedy_for(reason: Reason, service: Option<&Service>) -> Vec<String> {
     let name = service.and_then(full_name);
     let name = name.as_deref().unwrap_or(ANY_SERVICE);
@@ -127,10 +126,9 @@ fn remedy_for(reason: Reason, service: Option<&Service>) -> Vec<String> {
         .collect()
 }
 
-/// The place of a Service's name in the text of a remedy.
+/// The placeholder for a Service's name in a remedy.
 pub(crate) const ANY_SERVICE: &str = "NAMESPACE/NAME";
 
-/// Counts packets by their fate.
 pub(crate) fn tally<A: Addr>(runs: &[Run<A>]) -> Vec<Tally> {
     let mut counts: BTreeMap<_, u32> = BTreeMap::new();
     for run in runs {
@@ -179,7 +177,7 @@ fn frontend<A: Addr>(decision: &Decision<A>, is_redirected: bool) -> Frontend {
     }
 }
 
-/// Returns the ClusterIP whose ports did not match the packet.
+/// Returns the row of a whole ClusterIP: the packet's port did not match.
 fn address<A: Addr>(input: &TraceInput<A>, addr: A) -> Option<Frontend> {
     let key = FrontendKey::address(addr);
     input.tables.frontends.contains_key(&key).then(|| Frontend {
@@ -196,7 +194,6 @@ fn service<A: Addr>(input: &TraceInput<A>, key: &FrontendKey<A>) -> Service {
     }
 }
 
-/// Returns the Service that has this ClusterIP.
 fn service_at<A: Addr>(input: &TraceInput<A>, addr: A) -> Option<Service> {
     let (key, name) = input.names.iter().find(|(key, _)| key.addr == addr)?;
     Some(named(
@@ -224,7 +221,7 @@ fn origin(origin: policy::Origin) -> Origin {
     }
 }
 
-/// The name of the set of pods that answer in a local redirect.
+/// The name of the set of pods of a local redirect.
 const REDIRECT: &str = "redirect";
 
 fn set<A: Addr>(input: &TraceInput<A>, decision: &Decision<A>) -> Option<Set> {
@@ -311,7 +308,7 @@ impl Algorithm {
         }
     }
 
-    /// Explains a choice among backends that differ in weight.
+    /// Explains the choice among backends of different weights.
     fn explain_weighted(self) -> &'static str {
         match self {
             Self::Random => "a backend chosen at random, by weight",
@@ -377,8 +374,7 @@ pub fn explain(reason: Reason) -> &'static str {
     }
 }
 
-/// Returns the next steps of an operator who meets a reason, a sentence each; none if nothing is
-/// wrong.
+/// Returns the operator's next steps for a reason, a sentence each; empty if nothing is wrong.
 pub fn remedy(reason: Reason) -> &'static [&'static str] {
     match reason {
         Reason::NoEndpoints => &[

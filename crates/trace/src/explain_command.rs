@@ -33,7 +33,7 @@ struct Explanation {
     /// The fate of the packet: `pass`, `drop` or `reject`.
     verdict: &'static str,
     meaning: &'static str,
-    /// The next steps, a sentence each; none if nothing is wrong.
+    /// The next steps, a sentence each; empty if nothing is wrong.
     remedy: &'static [&'static str],
 }
 

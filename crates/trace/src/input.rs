@@ -1,4 +1,4 @@
-//! The state that decides about a packet, without the packet itself.
+//! The state that decides about a packet, without the packet.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use proxy_core::tables::{FamilyTables, Tables};
 use proxy_datapath::FamilyNames;
 use proxy_view::Names;
 
-/// The rows of one family's maps, and the packet's entry.
+/// The map rows of an address family, and the packet's entry point.
 #[derive(Clone, Debug)]
 pub(crate) struct TraceInput<A: Addr> {
     pub(crate) node_name: String,
@@ -27,35 +27,35 @@ pub(crate) struct TraceInput<A: Addr> {
     /// The service networks and their kinds: see [`proxy_common::frontend::service_net`].
     pub(crate) service_nets: Vec<(Net<A>, u32)>,
     pub(crate) generation: u32,
-    /// The affinity that the programs remember of the client.
+    /// The programs' session affinity of the client.
     pub(crate) affinity: BTreeMap<AffinityKey<A>, Affinity<A>>,
     pub(crate) connections: BTreeMap<FrontendKey<A>, u32>,
-    /// The shares of the agent's flow table; None without an agent.
+    /// The shares of the agent's flow table; `None` without an agent.
     pub(crate) shares: Option<Shares<A>>,
-    /// The names of service ports, as far as known: the maps have no names.
+    /// The known names of service ports; the maps have no names.
     pub(crate) names: BTreeMap<FrontendKey<A>, PortName>,
     pub(crate) entry: Entry,
-    /// The notes for the reader.
+    /// Notes for the reader.
     pub(crate) notes: Vec<String>,
-    /// The note for the reader if the client counts as outside.
+    /// The note if the client counts as outside.
     pub(crate) external_client_note: Option<String>,
-    /// What a machine outside of the cluster cannot reach; None on a node.
+    /// What a machine outside the cluster cannot reach; `None` on a node.
     pub(crate) outside: Option<Outside>,
 }
 
-/// The entries of the flow table that clients and namespaces hold: see [`proxy_common::share`].
+/// The flow table's entries by client and namespace: see [`proxy_common::share`].
 #[derive(Clone, Debug)]
 pub(crate) struct Shares<A: Addr> {
-    /// The entries of the table.
+    /// The size of the table.
     pub(crate) room: u32,
-    /// The entries of all flows beyond half-open.
+    /// The entries of flows beyond half-open.
     pub(crate) lasting: u32,
-    /// The holders; empty while no holder can have used up its share.
+    /// The entries of each holder; empty while no holder can have used up its share.
     pub(crate) held: BTreeMap<A, u32>,
 }
 
 impl<A: Addr> Shares<A> {
-    /// Returns the number that a client of the Services of a namespace meets, in words.
+    /// Describes the share that applies to a client of the Services of a namespace.
     pub(crate) fn note(&self, client: A) -> String {
         let room = self.room;
         let of = |holder| self.held.get(&holder).copied().unwrap_or_default();
@@ -78,7 +78,7 @@ impl<A: Addr> Shares<A> {
     }
 }
 
-/// A family and its part of the tables.
+/// An address family and its part of the tables.
 pub(crate) trait Family: FamilyNames {
     fn tables(tables: &Tables) -> &FamilyTables<Self>;
     fn conflicts(snapshot: &Snapshot) -> &BTreeMap<FrontendKey<Self>, Vec<Skipped>>;
@@ -104,7 +104,7 @@ impl Family for Addr6 {
     }
 }
 
-/// A network, in the form of a key of a longest-prefix map.
+/// A network, as the key of a longest-prefix map.
 pub(crate) type Net<A> = (u32, A);
 
 /// A port of a Service.
@@ -112,11 +112,11 @@ pub(crate) type Net<A> = (u32, A);
 pub(crate) struct PortName {
     pub(crate) namespace: String,
     pub(crate) service: String,
-    /// The name of the port; empty if the port has none.
+    /// The name of the port; empty for a port without a name.
     pub(crate) port: String,
 }
 
-/// Returns the names of service ports by their keys, which are their ClusterIP frontends.
+/// Returns the names of service ports. The keys are their ClusterIP frontends.
 pub(crate) fn port_names<A: Family>(
     names: &Names,
     tables: &FamilyTables<A>,
@@ -137,7 +137,7 @@ pub(crate) fn port_names<A: Family>(
     named.collect()
 }
 
-/// The hook at which a packet meets the programs first.
+/// The hook at which a packet enters the programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) program: &'static str,

@@ -1,5 +1,5 @@
 //! `kpx trace`: sends a packet through a copy of the kernel programs, and explains their decision.
-//! `kpx explain`: the same words without a packet.
+//! `kpx explain`: the same texts for a reason, without a packet.
 #![forbid(unsafe_code)]
 
 use std::net::SocketAddr;
@@ -108,13 +108,14 @@ pub async fn trace<N: NodeFlags + Send + 'static>(args: TraceArgs<N>) -> Result<
     print(&text)
 }
 
-/// Runs the trace. This blocks for as long as the kernel verifies a copy of the programs.
+/// Runs the trace. Blocks while the kernel verifies the copy of the programs.
 pub fn run<N: NodeFlags + Send + 'static>(args: TraceArgs<N>) -> Result<Trace> {
     ensure!(
         Uid::effective().is_root(),
         "kpx trace loads a copy of the kernel programs, which takes root"
     );
-    // The trace runs on a thread of its own, which may leave the network namespace, and then ends.
+    // The trace may switch the network namespace of its thread, so it gets its own thread, which
+    // ends afterwards.
     thread::spawn(move || on_own_thread(&args))
         .join()
         .map_err(|_| anyhow::anyhow!("the trace panicked"))?
@@ -148,7 +149,7 @@ fn on_own_thread<N: NodeFlags>(args: &TraceArgs<N>) -> Result<Trace> {
     })
 }
 
-/// The origin of the tables that decide.
+/// The source of the tables.
 enum Tables<R> {
     Folder(Box<Folder<R>>),
     Live(Box<Live>),
@@ -169,12 +170,12 @@ impl<R: NodeRules> Tables<R> {
         Ok(Self::Live(Box::new(Live::query(&args.run_dir).await?)))
     }
 
-    /// Returns true if the agent has not got its first lists, and knows no names.
+    /// Returns true if the agent still waits for its first lists, and has no names yet.
     fn waits(&self) -> bool {
         matches!(self, Self::Live(live) if live.waits())
     }
 
-    /// Returns what may be named.
+    /// Returns the objects that an argument may name.
     async fn known(&self) -> Result<Known> {
         match self {
             Self::Folder(folder) => Ok(folder.known()),
@@ -213,7 +214,7 @@ async fn of_family<A: Family, N: NodeFlags>(
     }
 }
 
-/// Runs packets through the programs, and explains the first one.
+/// Runs packets through the programs, and explains the first packet.
 fn send<A: Family, N: NodeFlags>(
     mut programs: Programs<A>,
     input: TraceInput<A>,
@@ -268,7 +269,7 @@ fn send<A: Family, N: NodeFlags>(
     })
 }
 
-/// Returns one client address with all its ports in turn.
+/// Yields a client's address with each of its ports.
 fn clients(first: SocketAddr) -> impl Iterator<Item = SocketAddr> {
     let ports = (first.port()..=u16::MAX).chain(1..first.port());
     ports.map(move |port| SocketAddr::new(first.ip(), port))

@@ -1,5 +1,4 @@
-//! Builds a scene from a running agent: the rows of its maps, and the hook that meets the packet
-//! first.
+//! Builds a scene from a running agent: the rows of its maps, and the first hook of the packet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -37,9 +36,9 @@ use proxy_view::Names;
 use proxy_view::client::Client;
 use proxy_view::status::Status;
 
-/// The packet's origin from the command line.
+/// The packet's origin on the command line.
 pub(crate) struct PacketArgs<'a> {
-    /// The client's address; None for a packet of the host, from any of its addresses.
+    /// The client's address; `None` for a packet of the host from any of its addresses.
     pub(crate) from: Option<SocketAddr>,
     pub(crate) host: bool,
     pub(crate) in_device: Option<&'a str>,
@@ -49,9 +48,9 @@ pub(crate) struct PacketArgs<'a> {
 pub(crate) struct Live {
     pub(crate) client: Client,
     pub(crate) status: Status,
-    /// The kernel's ids, by name.
+    /// The kernel's ids of the maps, by name.
     maps: BTreeMap<String, u32>,
-    /// The folder of their pins; None if an older agent does not tell.
+    /// The folder of the maps' pins; `None` with an older agent.
     pins: Option<PathBuf>,
     names: Names,
 }
@@ -73,7 +72,7 @@ impl Live {
         })
     }
 
-    /// Returns what may be named: this node, and the Services that the agent serves.
+    /// Returns the objects that an argument may name: this node, and the agent's Services.
     pub(crate) async fn known(&self) -> Result<Known> {
         let Status {
             node_name,
@@ -87,7 +86,7 @@ impl Live {
         })
     }
 
-    /// Fails unless the running programs have the same tag: the copy must do what they do.
+    /// Fails unless the running program has the same tag: the copy must behave like it.
     pub(crate) fn check_tag(&self, program: &str, tag: &str) -> Result<()> {
         let running = self.status.programs.get(program);
         let running = running.with_context(|| {
@@ -165,7 +164,7 @@ impl Live {
             .iter()
             .find(|device| device.ifindex == input.entry.ifindex);
         let no_pod = device.and_then(|device| device.no_pod.as_ref());
-        // A device that looks like a router's may be the pod's own.
+        // A device that looks like a router's may be the pod's.
         if packet_args.in_device.is_none() && no_pod.is_none() {
             let guess = guess(&input, from.ip());
             input.notes.extend(guess);
@@ -176,12 +175,13 @@ impl Live {
         Ok((input, from))
     }
 
-    /// Returns true until the agent has got its first lists.
+    /// Returns true until the agent has its first lists.
     pub(crate) fn waits(&self) -> bool {
         !self.status.complete
     }
 
-    /// Returns a note for clients whose sockets are translated before they send a packet.
+    /// Returns a note for clients with socket load balancing: their sockets are translated before
+    /// any packet.
     fn of_sockets<A: Family>(&self, input: &TraceInput<A>, to: &Target) -> Option<String> {
         let sockets = self.status.sockets.as_ref()?;
         let is_translated = to.proto == Proto::TCP || to.proto == Proto::UDP && sockets.udp;
@@ -210,8 +210,8 @@ impl Live {
         ))
     }
 
-    /// Returns the shares of the flow table that count for a client. While half of the table is
-    /// free, none is used up.
+    /// Returns the client's shares of the flow table. While half of the table is free, no share is
+    /// used up.
     fn shares<A: Family>(&self, client: IpAddr) -> Result<Option<Shares<A>>> {
         let maps = A::MAPS;
         let Some(fill) = self.status.map_fill.get(maps.flows) else {
@@ -225,7 +225,7 @@ impl Live {
             let is_client = |holder: &A| {
                 A::from_ip(client).is_some_and(|addr| [addr, addr.site_if(true)].contains(holder))
             };
-            // A namespace holds in the place of a multicast address.
+            // The key of a namespace is a multicast address.
             held.retain(|holder, _| is_client(holder) || holder.ip().is_multicast());
         }
         Ok(Some(Shares {
@@ -235,7 +235,7 @@ impl Live {
         }))
     }
 
-    /// Returns what the programs counted of a service port's flows to a backend, and the seconds
+    /// Returns the programs' counts of a service port's connections to a backend, and the seconds
     /// since the last count.
     pub(crate) fn connects<A: Family>(
         &self,
@@ -255,8 +255,8 @@ impl Live {
         Some((connects, now_secs.saturating_sub(connects.last_secs)))
     }
 
-    /// Reads the tables. If the agent wrote at the same time and the parts do not fit, they are
-    /// read again.
+    /// Reads the tables. Reads them again if the agent wrote in between and the parts are
+    /// inconsistent.
     fn tables<A: Family>(&self) -> Result<FamilyTables<A>> {
         const TRIES: usize = 5;
         let maps = A::MAPS;
@@ -303,7 +303,7 @@ impl Live {
             .with_context(|| format!("read {name}"))
     }
 
-    /// Returns those pod networks that detection uses.
+    /// Returns the pod networks that detection uses.
     fn detected_nets<A: Family>(&self, name: &str) -> Result<Vec<Net<A>>> {
         let rows = self.valued_nets(name)?.into_iter();
         Ok(rows
@@ -327,15 +327,14 @@ impl Live {
     }
 }
 
-/// Returns the operator's setting from what is served: `auto` of `auto: host and pods`. Agents of
-/// earlier versions tell only the scope.
+/// Returns the operator's setting from the reported state: `auto` of `auto: host and pods`. Agents
+/// of earlier versions report only the scope.
 fn socket_setting<'a>(served: &'a str, scope: &'a str) -> &'a str {
     let setting = served.split([':', ' ']).next().unwrap_or_default();
     if setting.is_empty() { scope } else { setting }
 }
 
-/// Fails in another network namespace than the agent's, because devices and routes would be
-/// different.
+/// Fails in another network namespace than the agent's: its devices and routes would differ.
 fn check_namespace(status: &Status, run_dir: &Path) -> Result<()> {
     let Some(theirs) = &status.network_namespace else {
         return Ok(());
@@ -350,7 +349,7 @@ fn check_namespace(status: &Status, run_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if every frontend refers to a service port, and every count has its slots.
+/// Returns true if every frontend has its service port, and every set has its slots.
 fn is_whole<A: Family>(tables: &FamilyTables<A>) -> bool {
     let leads =
         |service| tables.services.contains_key(service) || tables.frontends.contains_key(service);
@@ -367,7 +366,7 @@ fn is_whole<A: Family>(tables: &FamilyTables<A>) -> bool {
         && tables.services.iter().all(counted)
 }
 
-/// Returns the address from which the host would dial.
+/// Returns the source address that the host would use for `target`.
 async fn source_to(target: IpAddr) -> Result<IpAddr> {
     let NextHop { source, .. } = next_hop(target).await?;
     source.with_context(|| format!("the host has no address to reach {target} from: pass --from"))
@@ -393,7 +392,7 @@ async fn entry<A: Family>(
             if_indextoname(ifindex).with_context(|| format!("look for device {ifindex}"))?;
         return at_device(input, device.to_string_lossy().into_owned(), ifindex);
     }
-    // Packets to the host's own addresses, such as all of 127.0.0.0/8, never reach a route of ours.
+    // Packets to the host's own addresses, such as all of 127.0.0.0/8, never take a kpx route.
     let to = to.addr.ip();
     if is_own(to) || next_hop(to).await.is_ok_and(|hop| hop.device == LO) {
         return Ok(Entry {
@@ -410,8 +409,8 @@ async fn entry<A: Family>(
     })
 }
 
-/// Returns a note where the route to a client does not lead to the client's device: the address is
-/// a local endpoint's, and the device is no pod's.
+/// Returns a note if the route to a client does not lead to the client's device: a local endpoint
+/// has the address, and the device is not a pod's.
 fn guess<A: Family>(input: &TraceInput<A>, client: IpAddr) -> Option<String> {
     let Entry {
         program,
@@ -448,8 +447,8 @@ fn at_device<A: Family>(input: &TraceInput<A>, device: String, ifindex: u32) -> 
     })
 }
 
-/// Returns the device through which packets of `client` arrive: the device of the route to the
-/// client. On a bridge it is the port behind which the bridge has seen the client.
+/// Returns the device on which packets of `client` arrive: that of the route to the client. On a
+/// bridge, it is the port of the bridge's forwarding entry.
 async fn device_of<A: Family>(input: &TraceInput<A>, client: IpAddr) -> Result<u32> {
     let hop = next_hop(client)
         .await

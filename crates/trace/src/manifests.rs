@@ -1,4 +1,4 @@
-//! Builds a scene from a folder of manifests: a node that kpx serves with these objects.
+//! Builds a scene from a folder of manifests: a hypothetical node that serves these objects.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -31,15 +31,14 @@ use proxy_source::health::Health;
 use proxy_source::nodes::NodeQuestions;
 use proxy_view::{Names, frontend_names, views};
 
-/// The objects of a folder, and the node that follows from them.
+/// The objects of a folder, and the node derived from them.
 pub(crate) struct Folder<R> {
     desired: Desired,
-    /// The rules that follow from the options of `kpx run`.
+    /// The rules of the node, from the options of `kpx run`.
     rules: R,
-    /// The networks in ranges of ClusterIPs that are not for Services alone.
+    /// The networks inside ClusterIP ranges that hold other addresses too.
     shared: Vec<IpNet>,
     node_addrs: Vec<IpAddr>,
-    /// The networks of this node's pods.
     pod_nets: Vec<IpNet>,
     notes: Vec<String>,
 }
@@ -66,7 +65,7 @@ impl<R: NodeRules> Folder<R> {
             taken = take => taken,
             ended = source.run(Some(node_name.to_owned()), sender, health.clone(), Queue::none(), NodeQuestions::none()) => ended.and_then(|()| bail!("the folder has ended")),
         }?;
-        // Manifests name no routes.
+        // Manifests contain no routes.
         let shared = SharedNetworks::of(ranges(&rules, &desired), &desired.pod_cidrs(), &[]);
         desired.share_networks(&shared.networks);
         let mut notes: Vec<_> = health
@@ -84,7 +83,7 @@ impl<R: NodeRules> Folder<R> {
         let node_addrs = store.node().map(model::node_addresses).unwrap_or_default();
         let mut pod_nets = store.node().map(model::pod_cidrs).unwrap_or_default();
         pod_nets.extend(local_pods(store, &node_addrs).map(IpNet::from));
-        // The family decides which of its conflicts matter.
+        // The address family decides which conflicts matter.
         notes.extend(shared.why);
         let unreadable = desired
             .skipped()
@@ -101,7 +100,7 @@ impl<R: NodeRules> Folder<R> {
         })
     }
 
-    /// Returns what may be named: the node, and the folder's Services.
+    /// Returns the objects that an argument may name: the node, and the folder's Services.
     pub(crate) fn known(&self) -> Known {
         let services = views(&self.desired.snapshot(), &Counts::default());
         let node_name = self.desired.store().node_name().to_owned();
@@ -112,11 +111,11 @@ impl<R: NodeRules> Folder<R> {
         }
     }
 
-    /// The number of kinds; the first input of each kind brings all its objects.
+    /// The number of object kinds. The first input of each kind has all its objects.
     const KINDS: usize = 4;
 
-    /// Makes the node's devices in this thread's namespace, and returns the programs' rows for
-    /// them. Without `from`, a packet of the host has the node's own address.
+    /// Creates the node's devices in this thread's namespace, and returns the programs' rows.
+    /// Without `from`, the host sends the packet from the node's address.
     pub(crate) async fn input<A: Family>(
         self,
         from: Option<SocketAddr>,
@@ -204,7 +203,7 @@ impl<R: NodeRules> Folder<R> {
         )
     }
 
-    /// Returns the devices. If the detector goes by devices, the pods' device counts as detected.
+    /// Returns the devices. The pods' device counts as detected if detection goes by device.
     fn devices(&self, node_devices: &NodeDevices) -> BTreeMap<u32, Device> {
         let by_device = self.rules.detects_by_device();
         let pods = Device::POD | if by_device { Device::DETECTED } else { 0 };
@@ -292,7 +291,7 @@ fn local_pods(store: &Store, node_addrs: &[IpAddr]) -> impl Iterator<Item = IpAd
     addrs.filter(|addr| !node_addrs.contains(addr))
 }
 
-/// Returns the ranges of ClusterIPs: the operator's before the cluster's.
+/// Returns the ClusterIP ranges: the operator's, otherwise the cluster's.
 fn ranges<'a>(rules: &'a impl NodeRules, desired: &'a Desired) -> &'a [IpNet] {
     match rules.service_cidrs() {
         [] => desired.service_cidrs(),

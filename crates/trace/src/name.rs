@@ -7,7 +7,6 @@ use proxy_common::addr::Proto;
 use crate::target::{Client, Target};
 use proxy_view::object_name::{ObjectName, SERVICES, ServiceName, is_name};
 
-/// The client of `--from`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum From {
     At(Client),
@@ -16,7 +15,6 @@ pub(crate) enum From {
     Pod(Pod),
 }
 
-/// The destination of `--to`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum To {
     At(Target),
@@ -26,15 +24,15 @@ pub(crate) enum To {
     Node(String, Port),
 }
 
-/// A pod, by its own name or by that of the workload that made it.
+/// A pod, by its own name or by the name of its workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pod {
     pub(crate) object: ObjectName,
-    /// The kind of the workload, for example `deploy`; None if the pod itself is named.
+    /// The kind of the workload, for example `deploy`; `None` for a pod's own name.
     pub(crate) of: Option<&'static str>,
 }
 
-/// The port of a destination. What is left out follows from the Service.
+/// The port of a destination. Missing parts come from the Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Port {
     /// The number, or the name of a Service's port.
@@ -44,7 +42,7 @@ pub(crate) struct Port {
 
 const PODS: &[&str] = &["pod", "pods", "po"];
 const NODES: &[&str] = &["node", "nodes", "no"];
-/// The workloads whose pods begin with their name, as kubectl abbreviates them.
+/// The workloads whose pods' names begin with the workload's name, with kubectl's abbreviations.
 const WORKLOADS: &[(&str, &[&str])] = &[
     ("deploy", &["deploy", "deployment", "deployments"]),
     ("sts", &["sts", "statefulset", "statefulsets"]),
@@ -52,7 +50,7 @@ const WORKLOADS: &[(&str, &[&str])] = &[
     ("rs", &["rs", "replicaset", "replicasets"]),
     ("job", &["job", "jobs"]),
 ];
-/// The label behind the namespace in the DNS name of a Service.
+/// The label after the namespace in the DNS name of a Service.
 const SVC: &str = "svc";
 
 impl FromStr for From {
@@ -83,7 +81,7 @@ impl FromStr for To {
             Ok(target) => return Ok(Self::At(target)),
             Err(why) => why,
         };
-        // An address in part: a number of the port, or the port itself, is wrong or missing.
+        // The text looks like an address, so its port or a part of it is wrong or missing.
         let starts_as_addr = |text: &str| {
             text.starts_with('[') || text.starts_with(|first: char| first.is_ascii_digit())
         };
@@ -109,8 +107,8 @@ impl FromStr for To {
     }
 }
 
-/// Splits `KIND/REST`, if it begins with the name of a kind and two more parts, or one more of a
-/// kind that kubectl knows.
+/// Splits `KIND/REST` if the text begins with a kind and has two more parts, or with a kind that
+/// kubectl has and one more part.
 fn kind_of(text: &str) -> (Option<&str>, &str) {
     let is_kind = |kind: &str| {
         let of_workloads = || WORKLOADS.iter().flat_map(|(_, names)| *names);
@@ -126,7 +124,7 @@ fn kind_of(text: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Returns the pod or the pods of a workload; None if the kind has none.
+/// Returns the pod or the workload; `None` for other kinds.
 fn pod(kind: &str, name: &str) -> Result<Option<Pod>, String> {
     if PODS.contains(&kind) {
         return Ok(Some(Pod {
@@ -145,7 +143,7 @@ fn pod(kind: &str, name: &str) -> Result<Option<Pod>, String> {
         .transpose()
 }
 
-/// Reads `NAME.NAMESPACE.svc`, with or without the cluster's domain behind it.
+/// Parses `NAME.NAMESPACE.svc`, with or without the cluster's domain.
 fn dns_name(text: &str) -> Result<Option<ObjectName>, String> {
     let labels: Vec<_> = text.trim_end_matches('.').split('.').collect();
     let Some(svc) = labels.iter().position(|label| *label == SVC) else {
@@ -159,7 +157,7 @@ fn dns_name(text: &str) -> Result<Option<ObjectName>, String> {
     }
 }
 
-/// Splits `NAME[:PORT][/PROTOCOL]`. Behind a name without port, a slash is part of the name.
+/// Splits `NAME[:PORT][/PROTOCOL]`. Without a port, a slash belongs to the name.
 fn split_port(text: &str) -> Result<(&str, Port), String> {
     let Some((name, port)) = text.split_once(':') else {
         return Ok((text, Port::default()));
@@ -168,7 +166,7 @@ fn split_port(text: &str) -> Result<(&str, Port), String> {
         Some((port, proto)) => (port, Some(crate::target::protocol(proto)?)),
         None => (port, None),
     };
-    // A name of a port has a letter.
+    // A port's name contains a letter.
     let may_be_name = || is_name(port) && port.contains(|letter: char| letter.is_ascii_lowercase());
     let is_port = port
         .parse::<u16>()

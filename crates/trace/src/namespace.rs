@@ -1,5 +1,5 @@
-//! Builds a network namespace that routes like a node, because the programs ask the kernel for
-//! routes.
+//! Builds a network namespace with a node's routes, because the programs look up routes in the
+//! kernel.
 
 use std::net::IpAddr;
 
@@ -14,12 +14,12 @@ use crate::programs::LO;
 use proxy_net::anchor::{self, Anchor};
 use proxy_net::sysctl;
 
-/// The interface indices of the devices that stand for a node's devices.
+/// The interface indices of the devices in place of a node's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeDevices {
-    /// The device towards other nodes and the rest of the world.
+    /// The device to other nodes and the rest of the network.
     pub(crate) uplink: u32,
-    /// The device towards the pods of this node.
+    /// The device to the pods of this node.
     pub(crate) pods: u32,
     pub(crate) anchor: Anchor,
 }
@@ -30,18 +30,18 @@ pub(crate) const PODS: &str = "pods";
 /// The MTU in bytes; no packet leaves the namespace.
 const MTU: u32 = 1500;
 
-/// The table `RT_TABLE_LOCAL`, where the kernel keeps the host's own addresses.
+/// `RT_TABLE_LOCAL`, the kernel's table of the host's own addresses.
 const LOCAL: u32 = 255;
 
-/// Moves this thread into a namespace of its own, which ends with the thread.
+/// Moves this thread into a new network namespace, which ends with the thread.
 pub(crate) fn leave() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")
 }
 
-/// Makes the devices and routes in this thread's namespace. `addrs` are the host's own, `pods` are
-/// behind their device, and all else is behind the uplink.
+/// Creates devices and routes in this thread's namespace: `addrs` are the host's own, `pods` route
+/// to the pods' device, and the default route to the uplink.
 pub(crate) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> Result<NodeDevices> {
-    // The sysctls are set first, because new devices start with their values.
+    // Sysctls come first, because new devices copy their values.
     sysctl::write("ipv4/ip_forward", "1")?;
     if sysctl::has_ipv6() {
         for (key, value) in [
@@ -53,8 +53,8 @@ pub(crate) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> R
         }
     }
     let node_devices = devices(handle).await?;
-    // Real addresses would wait for IPv6's duplicate address detection. Local routes are enough to
-    // make the addresses the host's.
+    // IPv6 addresses on a device would wait for duplicate address detection. Local routes suffice
+    // to make them the host's.
     let own = addrs
         .iter()
         .map(|addr| (IpNet::from(*addr), LO, RouteType::Local));
@@ -74,8 +74,7 @@ pub(crate) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> R
     Ok(node_devices)
 }
 
-/// Makes a veth pair of the uplink and the pods' device. Both ends have carrier, and no packet is
-/// sent.
+/// Creates a veth pair as uplink and pods' device. Both ends have carrier, and no packet is sent.
 async fn devices(handle: &Handle) -> Result<NodeDevices> {
     let add = handle.link().add(LinkVeth::new(UPLINK, PODS).build());
     add.execute()

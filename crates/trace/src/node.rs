@@ -1,5 +1,5 @@
-//! The knowledge of its node that a trace without an agent needs. The agent has the flags and the
-//! rules, and hands them in.
+//! The node's properties for a trace without an agent. proxy-agent implements the traits: it has
+//! the flags and the rules.
 
 use std::net::IpAddr;
 
@@ -7,11 +7,11 @@ use anyhow::Result;
 use ipnet::IpNet;
 use proxy_core::model::ModelOptions;
 
-/// The flags of the command line that set a node's treatment of packets.
+/// The command line flags that determine a node's treatment of packets.
 pub trait NodeFlags: clap::Args {
     type Rules: NodeRules;
 
-    /// Returns true if no flag is given.
+    /// Returns true without any flag.
     fn is_empty(&self) -> bool;
 
     /// Returns the rules of the node, and the options for Services. Errors name the flag.
@@ -20,16 +20,16 @@ pub trait NodeFlags: clap::Args {
 
 /// The rules by which the agent of the node would fill the maps.
 pub trait NodeRules {
-    /// Returns the operator's ranges of ClusterIPs; empty if the cluster's count.
+    /// Returns the operator's ClusterIP ranges; empty to use the cluster's.
     fn service_cidrs(&self) -> &[IpNet];
 
-    /// Takes in the Node object's `spec.podCIDRs`.
+    /// Adds the Node object's `spec.podCIDRs`.
     fn learn(&mut self, pod_cidrs: &[IpNet]) -> Result<()>;
 
-    /// Returns the networks of clients that count as local pods.
+    /// Returns the client networks that count as local pods.
     fn detected(&self) -> Vec<IpNet>;
 
-    /// Returns true if the device of a client tells whether the client is a local pod.
+    /// Returns true if local pods are detected by device.
     fn detects_by_device(&self) -> bool;
 
     /// Returns the flags of [`proxy_common::device::Node`].

@@ -1,5 +1,5 @@
-//! Explains what a machine outside of the cluster sees: which ports it does not reach, why, and
-//! what makes them reachable.
+//! Explains the view of a machine outside the cluster: the ports that it does not reach, the
+//! causes, and the remedies.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,11 +11,11 @@ use proxy_view::status::{CutOffPortStatus, Status, UnreachableStatus};
 
 use crate::explain::ANY_SERVICE;
 
-/// The backends that a machine outside does not reach, and the ways to pods that it has.
+/// The backends that a machine outside does not reach, and its paths to pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outside {
     unreachable: Vec<UnreachableStatus>,
-    /// The Services that this machine does not reach at all.
+    /// The Services that are wholly out of reach.
     cut_off: BTreeSet<String>,
     /// True if the tunnel through the API server is on.
     has_tunnel: bool,
@@ -23,16 +23,15 @@ pub(crate) struct Outside {
     pod_routes: String,
 }
 
-/// The port that a client dials.
 pub(crate) struct DialledPort<'a> {
-    /// The Service as `namespace/name`, if it is known.
+    /// The Service as `namespace/name`; `None` if unknown.
     pub(crate) service: Option<&'a str>,
     pub(crate) port: (u16, Proto),
     pub(crate) family: &'static str,
 }
 
 impl Outside {
-    /// Returns the view of a machine outside; None on a node.
+    /// Returns the view of a machine outside; `None` on a node.
     pub(crate) fn of(status: &Status) -> Option<Self> {
         (status.mode == Mode::Host.to_string()).then(|| Self {
             unreachable: status.unreachable.clone(),
@@ -46,8 +45,8 @@ impl Outside {
         })
     }
 
-    /// Says what the machine's owner sees and can do, who may know no pods and no probes. None
-    /// where that is the same as on a node.
+    /// Explains symptoms and remedies to the machine's owner, who may not know pods and probes.
+    /// `None` if the explanation for a node applies.
     pub(crate) fn seen(
         &self,
         reason: Reason,
@@ -71,7 +70,7 @@ impl Outside {
         }
     }
 
-    /// Returns the backends of the port and family that are out of reach.
+    /// Returns the unreachable backends of the port and family.
     fn left_out(&self, dialled: &DialledPort<'_>) -> Vec<&UnreachableStatus> {
         let port = dialled.port();
         let is_v6 = dialled.family == "IPv6";
@@ -107,7 +106,7 @@ impl Outside {
         )
     }
 
-    /// Returns the ways that would make the port reachable, after the line that shows its endpoints.
+    /// Returns remedies for an unreachable port, after a line that shows its endpoints.
     fn ways(
         &self,
         backends: String,
@@ -119,8 +118,7 @@ impl Outside {
         ways
     }
 
-    /// Returns the ways that would make a port of this protocol reachable, as far as this machine
-    /// does not use them yet.
+    /// Returns the remedies for a port of this protocol that this machine does not use yet.
     fn steps(&self, protocol: &str, why: &str) -> Vec<String> {
         let mut ways = Vec::new();
         match (self.has_tunnel, protocol == "TCP") {
@@ -154,8 +152,8 @@ impl Outside {
     }
 }
 
-/// Returns the steps that would make the Services and ports out of reach reachable, each once, TCP's
-/// first; none on a node.
+/// Returns the remedies for all unreachable Services and ports, deduplicated, TCP's first; empty on
+/// a node.
 pub fn steps_to_reach(status: &Status) -> Vec<String> {
     let Some(outside) = Outside::of(status) else {
         return Vec::new();
@@ -190,7 +188,7 @@ pub fn steps_to_reach(status: &Status) -> Vec<String> {
 }
 
 impl DialledPort<'_> {
-    /// Returns number and protocol as the agent's status has them: `80/tcp`.
+    /// Returns number and protocol in the status's notation: `80/tcp`.
     fn port(&self) -> String {
         format!("{}/{}", self.port.0, self.port.1)
     }

@@ -1,4 +1,4 @@
-//! Builds the first packet of a flow as a client would send it, with correct checksums.
+//! Builds the first packet of a flow, with correct checksums.
 
 use std::net::SocketAddr;
 
@@ -54,7 +54,7 @@ fn sctp_init(sport: u16, dport: u16) -> Vec<u8> {
     let mut packet = Vec::new();
     packet.extend(sport.to_be_bytes());
     packet.extend(dport.to_be_bytes());
-    // The verification tag is 0 in an INIT, and the checksum is computed with its own field as 0.
+    // An INIT has verification tag 0, and the checksum is computed with its field set to 0.
     packet.extend([0; 8]);
     packet.extend([INIT, 0]);
     packet.extend(CHUNK_LEN.to_be_bytes());
@@ -64,7 +64,7 @@ fn sctp_init(sport: u16, dport: u16) -> Vec<u8> {
     packet.extend(STREAMS.to_be_bytes());
     packet.extend(TSN.to_be_bytes());
     let checksum = Crc::<u32>::new(&CRC_32_ISCSI).checksum(&packet);
-    // The bytes go in the order in which a CRC's bits are sent: RFC 9260 appendix A.
+    // The bytes follow the transmission order of a CRC's bits: RFC 9260 appendix A.
     packet[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
     packet
 }
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn sctp_packet_ends_with_init_chunk_and_has_correct_checksum() {
-        // The check value is CRC32C of 32 zeros: RFC 3720 appendix B.4.
+        // CRC32C of 32 zero bytes: RFC 3720 appendix B.4.
         assert_eq!(
             Crc::<u32>::new(&CRC_32_ISCSI).checksum(&[0; 32]),
             0x8a91_36aa

@@ -1,4 +1,4 @@
-//! A copy of the kernel programs with maps of its own, which affects no traffic.
+//! A copy of the kernel programs with maps of its own. It affects no traffic.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,31 +21,30 @@ use crate::packet;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
 use proxy_datapath::verifier;
 
-/// A program at its hook, with its maps.
+/// The program of a hook, with its maps.
 pub(crate) struct Programs<A: Addr> {
     ebpf: Ebpf,
     entry: Entry,
-    /// The counters before the next packet, summed over all CPUs.
+    /// The counters after the last packet, summed over all CPUs.
     counters: Vec<u64>,
     no_decision: Decision<A>,
 }
 
-/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Disposition<A: Addr> {
-    /// The packet was sent to a backend, as this flow says.
+    /// The packet was sent to a backend, and opened this flow.
     Forward(Flow<A>),
     Pass(Reason),
     Drop(Reason),
-    /// The packet was answered.
+    /// The client got an answer.
     Reject(Reason),
 }
 
-/// The result of running one packet through the programs.
+/// The result of a packet's run through the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run<A: Addr> {
     pub(crate) disposition: Disposition<A>,
-    /// The programs' decision, if the packet met a frontend.
+    /// The programs' decision, if a frontend matched the packet.
     pub(crate) decision: Option<Decision<A>>,
 }
 
@@ -53,8 +52,8 @@ impl<A: Family> Programs<A> {
     /// Loads the program of the scene's hook, with room for `packets` flows, and fills its maps.
     pub(crate) fn load(object: &[u8], input: &TraceInput<A>, packets: u32) -> Result<Self> {
         let mut loader = verifier::loader();
-        // These maps remember state; the others cost nothing while they are empty. A flow has up to
-        // four entries.
+        // These maps remember state; the other maps cost nothing while they are empty. A flow has
+        // up to four entries.
         for maps in [names::IPV4, names::IPV6] {
             loader.map_max_entries(maps.flows, (packets * 4).max(MEMORY_MIN));
             let affinity = [maps.affinity, maps.new_affinity];
@@ -64,7 +63,7 @@ impl<A: Family> Programs<A> {
                 loader.map_max_entries(name, MEMORY_MIN);
             }
         }
-        // The agent's maps may be larger than the sizes in the object.
+        // The agent's maps may be larger than the object's defaults.
         let maps = A::MAPS;
         let tables = &input.tables;
         let rows = [
@@ -123,11 +122,11 @@ impl<A: Family> Programs<A> {
             None if counted(Event::Forwarded.into()) => {
                 Disposition::Forward(self.take_flow(from, to, proto)?)
             }
-            // No route of ours leads to such an address, so the host's packets to it never reach
-            // this hook.
+            // No kpx route leads to such an address, so a packet of the host never reaches this
+            // hook.
             Some(Reason::NotOurs) => Disposition::Pass(Reason::NotOurs),
-            // A rejection may stay unanswered: the crafted frame is not for any device's address,
-            // and many packets exceed the answers of one second.
+            // A rejection may be counted as unanswered: the crafted frame has no device's address,
+            // and many packets exceed the limit of answers per second.
             Some(reason)
                 if counted(Event::Rejected.into()) || counted(Event::Unanswered.into()) =>
             {
@@ -146,7 +145,7 @@ impl<A: Family> Programs<A> {
         })
     }
 
-    /// Returns the kernel's hash of the program's instructions, as `kpx status` shows it.
+    /// Returns the tag, the kernel's hash of the program's instructions, as in `kpx status`.
     pub(crate) fn tag(&self) -> Result<String> {
         let info = self
             .program()?
@@ -249,7 +248,7 @@ impl<A: Family> Programs<A> {
             .with_context(|| format!("write {name}"))
     }
 
-    /// Returns a test for counters that have increased since the last call.
+    /// Returns a predicate for counters that have increased since the last call.
     fn counted(&mut self) -> Result<impl Fn(Counter) -> bool + use<A>> {
         let map: PerCpuArray<&MapData, u64> = self.map(names::COUNTERS)?;
         let sum = |index| Ok(map.get(&index, 0).context("read COUNTERS")?.iter().sum());
@@ -263,8 +262,8 @@ impl<A: Family> Programs<A> {
         Ok(move |counter: Counter| up[counter.index() as usize])
     }
 
-    /// Takes the flow that a packet opened. The flow is removed, so that the next packet finds the
-    /// same free source ports.
+    /// Returns the flow that a packet opened. Removes it from the map, so that the next packet
+    /// finds the same source ports free.
     fn take_flow(&mut self, from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Flow<A>> {
         let mut map: HashMap<&mut MapData, FlowKey<A>, Flow<A>> = self.map_mut(A::MAPS.flows)?;
         let client = sock_addr(from)?;
@@ -295,7 +294,7 @@ impl<A: Family> Programs<A> {
             .with_context(|| format!("write {}", A::MAPS.decisions))
     }
 
-    /// Returns the decision of the CPU that ran the program.
+    /// Returns the decision from the memory of the CPU that ran the program.
     fn decision(&self) -> Result<Option<Decision<A>>> {
         let map: PerCpuArray<&MapData, Decision<A>> = self.map(A::MAPS.decisions)?;
         let decisions = map
@@ -330,10 +329,10 @@ impl<A: Family> Programs<A> {
     }
 }
 
-/// The size of the maps that remember state: small, but large enough for LRU maps on many CPUs.
+/// The size of the maps that remember state: small, but sufficient for LRU maps on many CPUs.
 const MEMORY_MIN: u32 = 16_384;
 
-/// The interface index of lo, in every network namespace.
+/// The interface index of lo, the same in every network namespace.
 pub(crate) const LO: u32 = 1;
 
 /// The action that drops a packet (linux/pkt_cls.h).

@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Trace {
-    /// The node that met the packet.
+    /// The node that got the packet.
     pub node: String,
-    /// The origin of the tables that decided.
+    /// The source of the tables.
     pub tables: TablesOf,
     pub packet: Packet,
-    /// The hook that met the packet.
+    /// The packet's first hook.
     pub hook: Hook,
-    /// The outcome of the packet, or of the first one of several.
+    /// The outcome of the first packet.
     pub outcome: Outcome,
-    /// The packets counted by their fate, the most frequent first.
+    /// The numbers of packets by fate, the most frequent first.
     pub tally: Vec<Tally>,
-    /// The notes that help to interpret the result.
+    /// Notes on the result.
     pub notes: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TablesOf {
-    /// The agent that runs on this node.
+    /// The agent of this node.
     Agent,
     /// A folder of manifests.
     Manifests,
@@ -56,24 +56,24 @@ pub struct Hook {
 #[serde(rename_all = "camelCase")]
 pub struct Outcome {
     pub verdict: Verdict,
-    /// The reason why the packet was not forwarded, by its name in `kpx status`; `null` if it was
+    /// The reason of a packet that was not forwarded, by its name in `kpx status`; `null` if it was
     /// forwarded.
     pub reason: Option<String>,
     /// The reason in words.
     pub explanation: String,
-    /// The next steps of an operator, a sentence each.
+    /// The operator's next steps, a sentence each.
     #[serde(default)]
     pub remedy: Vec<String>,
-    /// The frontend that the packet was addressed to.
+    /// The frontend that the packet matched.
     pub frontend: Option<Frontend>,
     pub service: Option<Service>,
     pub origin: Option<Origin>,
-    /// The endpoints that serve such a client.
+    /// The set of endpoints for this client.
     pub set: Option<Set>,
     pub backend: Option<Backend>,
-    /// The client's new address and port.
+    /// The client's address and port after translation.
     pub source: Option<Source>,
-    /// True if session affinity led the client to its former backend.
+    /// True if session affinity chose the backend.
     pub affinity_hit: bool,
 }
 
@@ -86,14 +86,14 @@ pub enum Verdict {
     Reject,
     /// The packet was dropped without an answer.
     Drop,
-    /// The packet was left as it is, because it is not for a Service.
+    /// The packet was left unchanged: it is not for a Service.
     Pass,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Frontend {
-    /// The frontend's key: `10.96.0.10:80/tcp`; a node port is `IPv4 *:30080/tcp`, a ClusterIP
+    /// The frontend's key: `10.96.0.10:80/tcp`; for a node port `IPv4 *:30080/tcp`; for a ClusterIP
     /// without port `10.96.0.10`.
     pub at: String,
     pub kind: FrontendKind,
@@ -102,31 +102,31 @@ pub struct Frontend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FrontendKind {
-    /// A ClusterIP whose ports did not match.
+    /// A ClusterIP without a matching port.
     Address,
     ClusterIp,
     NodePort,
     ExternalIp,
     LoadBalancer,
-    /// An address that is no Service's, from a local redirect.
+    /// An address of a local redirect that belongs to no Service.
     Redirected,
-    /// A value that this kpx does not know.
+    /// A value of a newer version.
     Unknown,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Service {
-    /// The ClusterIP frontend, which names the service port in the tables.
+    /// The ClusterIP frontend, the tables' key of the service port.
     pub key: String,
-    /// The namespace; `null` if the tables are an agent's, because they hold no names.
+    /// The namespace; `null` if the tables hold no names.
     pub namespace: Option<String>,
     pub name: Option<String>,
-    /// The name of the port; empty if the port has none.
+    /// The name of the port; empty for a port without a name.
     pub port_name: Option<String>,
 }
 
-/// The place of the client.
+/// The origin of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -136,7 +136,7 @@ pub enum Origin {
     Pod,
     /// A local pod according to `--detect-local-mode`.
     Detected,
-    /// Another node, or a place outside the cluster.
+    /// Another node, or a host outside the cluster.
     Outside,
 }
 
@@ -146,8 +146,7 @@ pub struct Set {
     /// The name: `cluster` or `local`.
     pub name: String,
     pub algorithm: Algorithm,
-    /// The seconds for which `sessionAffinity: ClientIP` keeps a client's backend; `null` without
-    /// affinity.
+    /// The timeout of `sessionAffinity: ClientIP` in seconds; `null` without affinity.
     pub affinity_seconds: Option<u32>,
     pub backends: Vec<Backend>,
 }
@@ -159,7 +158,7 @@ pub enum Algorithm {
     Maglev,
     RoundRobin,
     LeastConnections,
-    /// A value that this kpx does not know.
+    /// A value of a newer version.
     Unknown,
 }
 
@@ -169,7 +168,7 @@ pub struct Backend {
     pub at: String,
     /// True if the backend is on this node.
     pub local: bool,
-    /// The share in new flows, relative to that of the other backends; none where all are alike.
+    /// The weight relative to the other backends' weights; `null` if all are equal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
 }

@@ -1,5 +1,4 @@
-//! Finds the addresses of the ends that the command line names, among the Services and endpoints
-//! that kpx knows.
+//! Resolves the names on the command line to addresses of known Services and endpoints.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +11,7 @@ use crate::target::{CLIENT_PORT, Client, Target};
 use proxy_view::object_name::suggestion;
 use proxy_view::{BackendView, PortView, ServiceView};
 
-/// The objects that may be named.
+/// The objects that an argument may name.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     pub(crate) services: Vec<ServiceView>,
@@ -20,22 +19,21 @@ pub(crate) struct Known {
     pub(crate) node_addresses: Vec<IpAddr>,
 }
 
-/// The ends of the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ends {
-    /// The client; None for a process of the node, from any of its addresses.
+    /// The client; `None` for a process of the node, from any of its addresses.
     pub(crate) from: Option<SocketAddr>,
     pub(crate) to: Target,
 }
 
-/// Returns true if either end is the name of an object.
+/// Returns true if either end is an object's name.
 pub(crate) fn has_names(from: Option<&From>, to: &To) -> bool {
     !matches!(to, To::At(_)) || from.is_some_and(|from| !matches!(from, From::At(_)))
 }
 
 impl Known {
-    /// Finds the addresses of both ends. Of several families, IPv4 goes first. Fails if an object
-    /// is unknown, ambiguous, or on another node.
+    /// Returns the addresses of both ends, IPv4 first. Fails if an object is unknown, ambiguous, or
+    /// on another node.
     pub(crate) fn resolve(&self, from: Option<&From>, to: &To) -> Result<Ends> {
         let to = self.destinations(to)?;
         let Some(from) = self.clients(from)? else {
@@ -133,8 +131,8 @@ impl Known {
         Ok(())
     }
 
-    /// Returns the full name of a pod, and the ports and endpoints of Services that are this pod.
-    /// Of a workload's pods the first counts that is on this node, or else the first.
+    /// Returns the full name of a pod, with its ports and endpoints in Services. A workload's pod
+    /// on this node counts first.
     fn pod(&self, pod: &Pod) -> Result<(String, Vec<(&PortView, &BackendView)>)> {
         let ports = self.services.iter().flat_map(|service| &service.ports);
         let endpoints =
@@ -183,8 +181,8 @@ impl Known {
 }
 
 impl Pod {
-    /// Returns true if `name`, as `NAMESPACE/NAME`, is such a pod. A Deployment's pods have the
-    /// hash of their template in their name.
+    /// Returns true if `name`, as `NAMESPACE/NAME`, is such a pod. The names of a Deployment's pods
+    /// contain a template hash.
     fn is(&self, name: &str) -> bool {
         let Some((namespace, name)) = name.split_once('/') else {
             return false;
@@ -213,7 +211,7 @@ impl Port {
         self.port.as_ref()?.parse().ok()
     }
 
-    /// Returns true if this port of a Service may be meant.
+    /// Returns true if the argument may mean this port of a Service.
     fn may_be(&self, port: &PortView) -> bool {
         let is_named = self
             .port
@@ -226,7 +224,7 @@ impl Port {
     }
 }
 
-/// Returns the addresses of a Service at the wanted port, of both families.
+/// Returns the addresses of a Service at the given port, of both families.
 fn targets(service: &ServiceView, wanted: &Port) -> Result<Vec<Target>> {
     let name = format!("{}/{}", service.namespace, service.name);
     ensure!(
@@ -242,9 +240,9 @@ fn targets(service: &ServiceView, wanted: &Port) -> Result<Vec<Target>> {
     let numbers: BTreeSet<u16> = found.iter().map(|port| port.port).collect();
     let (number, proto) = match (&found[..], numbers.first(), wanted.number()) {
         ([port], ..) => (port.port, proto(port)?),
-        // One number of several protocols.
+        // The same number in several protocols.
         (_, Some(number), _) if numbers.len() == 1 => (*number, Proto::TCP),
-        // The programs say what happens at a port that the Service does not have.
+        // The programs show the fate of a packet to a port that the Service lacks.
         ([], _, Some(number)) => (number, wanted.proto.unwrap_or(Proto::TCP)),
         _ => {
             bail!(

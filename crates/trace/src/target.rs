@@ -60,7 +60,7 @@ impl FromStr for Target {
     }
 }
 
-/// Reads a protocol's name, in whichever case.
+/// Parses a protocol's name, case-insensitive.
 pub(crate) fn protocol(text: &str) -> Result<Proto, String> {
     match text.to_ascii_lowercase().as_str() {
         "tcp" => Ok(Proto::TCP),

@@ -1,5 +1,4 @@
-//! Spans of time as kubectl shows them: at most two units, and the smaller one only while it
-//! matters.
+//! Spans of time as kubectl prints them: at most two units; the smaller unit only for short spans.
 
 use jiff::Timestamp;
 
@@ -8,7 +7,7 @@ const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 const YEAR: u64 = 365 * DAY;
 
-/// Formats the time from `then` until now; a moment in the future has the age 0.
+/// Formats the time from `then` until now. A moment in the future has the age 0.
 pub fn since(then: Timestamp) -> String {
     span(
         Timestamp::now()

@@ -1,4 +1,4 @@
-//! Builds the views from the agent's state. The agent's loop only hands out shared objects. The
+//! Builds the views from the agent's state. The agent's loop hands out shared snapshots, and the
 //! views are built outside the loop, so that ten thousand Services do not delay it.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use proxy_core::model::{
 };
 use proxy_datapath::{Counts, FamilyCounts, FlowCount};
 
-/// The ways of a host in mode host to backends.
+/// The paths of a host in mode host to backends.
 const DIRECT: &str = "direct";
 const NODE_PORT: &str = "node port";
 const TUNNEL: &str = "tunnel";
@@ -34,12 +34,12 @@ pub fn views(snapshot: &Snapshot, counts: &Counts) -> Vec<ServiceView> {
         .collect()
 }
 
-/// Returns the view of one of the snapshot's Services.
+/// Returns the view of a Service of the snapshot.
 pub fn view(snapshot: &Snapshot, counts: &Counts, service: &ServiceSnapshot) -> ServiceView {
     Views { snapshot, counts }.view(service)
 }
 
-/// Returns the names of all frontends in force.
+/// Returns the names of all programmed frontends.
 pub fn frontend_names(snapshot: &Snapshot) -> Vec<NameView> {
     let names = snapshot.services.iter().flat_map(|service| {
         let v4 = service
@@ -55,7 +55,7 @@ pub fn frontend_names(snapshot: &Snapshot) -> Vec<NameView> {
     names.collect()
 }
 
-/// The state of the agent, and the flows that were counted after it.
+/// The state of the agent, and the flow counts read after it.
 struct Views<'a> {
     snapshot: &'a Snapshot,
     counts: &'a Counts,
@@ -136,7 +136,7 @@ impl Views<'_> {
     }
 }
 
-/// The addresses of a Service by kind; within a kind they are in the order of their families.
+/// The addresses of a Service by kind, ordered by family within a kind.
 #[derive(Default)]
 struct Addresses {
     cluster_ips: Vec<IpAddr>,
@@ -158,7 +158,7 @@ impl Addresses {
     }
 }
 
-/// Returns the port as the Service lists it, without the parts that depend on a family.
+/// Returns the port as the Service lists it, without the parts that depend on the address family.
 fn port_view(port: &ServicePort) -> PortView {
     PortView {
         name: port.name.as_deref().unwrap_or_default().to_owned(),
@@ -204,7 +204,7 @@ impl<A: Addr> FamilyView<'_, A> {
             addresses.add(claimed.frontend.kind, key.addr.ip());
         }
         for (key, port) in self.model.ports.iter() {
-            // The first listing of a port counts.
+            // A Service may list a port twice; the first entry counts.
             let is_of_key = |view: &PortView| {
                 view.port == key.port.get() && view.protocol == protocol(key.proto)
             };
@@ -225,7 +225,7 @@ impl<A: Addr> FamilyView<'_, A> {
                 .collect();
             frontends.sort_by_key(|(kind, _)| *kind);
             for (_, frontend) in frontends {
-                // A node port is the same in both families.
+                // Both families have the same node port.
                 if !view.frontends.contains(&frontend) {
                     view.frontends.push(frontend);
                 }
@@ -241,7 +241,8 @@ impl<A: Addr> FamilyView<'_, A> {
                     .as_ref()
                     .and_then(|_| self.way(key, at, endpoint));
                 BackendView {
-                    // Something else stands in the set for a backend behind these.
+                    // Behind a node port or the tunnel, the cluster set holds that address instead
+                    // of the backend's.
                     in_cluster_set: holds(port.backends(Set::CLUSTER), at)
                         || matches!(way, Some(NODE_PORT | TUNNEL)),
                     in_local_set: holds(port.backends(Set::LOCAL), at),
@@ -274,7 +275,7 @@ impl<A: Addr> FamilyView<'_, A> {
         }
     }
 
-    /// Adds a pod that answers in a local redirect, or marks it among the Service's endpoints.
+    /// Adds a pod that serves a local redirect, or marks it among the Service's endpoints.
     fn add_redirected(
         &self,
         backends: &mut Vec<BackendView>,
@@ -322,7 +323,7 @@ impl<A: Addr> FamilyView<'_, A> {
         });
     }
 
-    /// Returns the way of a host in mode host to an endpoint; None if the endpoint takes no
+    /// Returns the path of a host in mode host to an endpoint; `None` if the endpoint takes no
     /// connections.
     fn way(
         &self,
@@ -344,7 +345,7 @@ impl<A: Addr> FamilyView<'_, A> {
             Some(UNREACHABLE)
         } else {
             match self.model.tunnelled.get(key) {
-                // A terminating pod gives way to those that are ready.
+                // A terminating pod is used only while no pod is ready.
                 Some(pods) => pods.iter().any(|pod| pod.at == at).then_some(TUNNEL),
                 None => Some(NODE_PORT),
             }
@@ -392,7 +393,7 @@ impl<A: Addr> FamilyView<'_, A> {
         }
     }
 
-    /// Returns the view of a frontend; None for the row that stands for a whole address.
+    /// Returns the view of a frontend; `None` for the row that stands for a whole address.
     fn frontend(
         &self,
         key: &FrontendKey<A>,
@@ -409,7 +410,7 @@ impl<A: Addr> FamilyView<'_, A> {
     }
 }
 
-/// Adds what passed a service port to `counts`.
+/// Adds the traffic of a service port to `counts`.
 pub(crate) fn count<A: Addr>(
     family: &FamilyCounts<A>,
     key: &FrontendKey<A>,
@@ -430,7 +431,7 @@ pub(crate) fn count<A: Addr>(
     counts.refused = counts.unserved();
 }
 
-/// Searches a set, which the model sorts by address and port.
+/// Searches a set by binary search: the model sorts sets by address and port.
 fn holds<A: Addr>(set: &[Backend<A>], at: SockAddr<A>) -> bool {
     set.binary_search_by_key(&at, |backend| SockAddr::new(backend.addr, backend.port))
         .is_ok()
@@ -463,7 +464,7 @@ fn names<A: Addr>(
     named.collect::<Vec<_>>().into_iter()
 }
 
-/// Returns the reason why the Service does not have a frontend that it claims.
+/// Returns the reason why a frontend that the Service claims is not programmed.
 fn conflict<'a, A: Addr>(
     conflicts: &'a BTreeMap<FrontendKey<A>, Vec<Skipped>>,
     key: &FrontendKey<A>,

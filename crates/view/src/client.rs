@@ -1,4 +1,4 @@
-//! A client that asks a running agent from another process.
+//! A client of the running agent's socket, for other processes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, ErrorKind};
@@ -19,18 +19,18 @@ use tokio::net::UnixStream;
 use crate::status::Status;
 use crate::{Names, ServiceView, socket};
 
-/// The reason why an agent knows no object after its start.
+/// The message while the agent waits for the first lists of objects.
 pub const WAITS: &str = "the agent waits for the API server's first lists (see kpx status)";
 
-/// The time limit for an answer: the agent may be in the middle of a sync.
+/// Time limit for an answer: the agent may be in the middle of a sync.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time limit for a line of a long answer: the agent reads a large table between two of them.
+/// Time limit for a line of a long answer: the agent may read a large table between two lines.
 const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 
 type Connection = http1::Connection<TokioIo<UnixStream>, Empty<Bytes>>;
 
-/// The client of the agent that uses one run directory.
+/// The client of the agent that uses this run directory.
 #[derive(Clone, Debug)]
 pub struct Client(PathBuf);
 
@@ -47,8 +47,8 @@ impl Client {
         self.get("/services").await
     }
 
-    /// Returns the Services for a name to be found among them. Fails while the agent knows none
-    /// yet.
+    /// Returns the Services, for a look-up by name. Fails while the agent waits for its first
+    /// lists.
     pub async fn services_to_name(&self) -> Result<Vec<ServiceView>> {
         let services = self.services().await?;
         ensure!(
@@ -58,8 +58,7 @@ impl Client {
         Ok(services)
     }
 
-    /// Returns true until the agent has got its first lists. What does not answer is not said to
-    /// wait.
+    /// Returns true until the agent has its first lists; false if the agent does not answer.
     pub async fn waits(&self) -> bool {
         self.status().await.is_ok_and(|status| !status.complete)
     }
@@ -68,12 +67,12 @@ impl Client {
         Ok(Names::new(self.get::<Vec<_>>("/names").await?))
     }
 
-    /// Returns the kernel's ids of its maps, by name.
+    /// Returns the kernel's ids of the agent's maps, by map name.
     pub async fn maps(&self) -> Result<BTreeMap<String, u32>> {
         self.get("/maps").await
     }
 
-    /// Gets the agent's answer at `path` as it comes.
+    /// Returns the agent's answer to a GET of `path`, unparsed.
     pub async fn text(&self, path: &str) -> Result<Bytes> {
         let asked = tokio::time::timeout(TIMEOUT, self.bytes(Method::GET, path)).await;
         asked.with_context(|| {
@@ -84,14 +83,15 @@ impl Client {
         })?
     }
 
-    /// Gets the agent's answer at `path`. An agent of another version may answer in another form.
+    /// Returns the agent's parsed answer to a GET of `path`. Fails if an agent of another version
+    /// answers in another form.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         serde_json::from_slice(&self.text(path).await?).with_context(|| {
             format!("the running kpx is of another version: its {path} has another form")
         })
     }
 
-    /// Has the agent delete what is at `path`, and returns its answer.
+    /// Sends a DELETE of `path`, and returns the agent's answer.
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let asked = tokio::time::timeout(LINE_TIMEOUT, self.bytes(Method::DELETE, path)).await;
         let answer = asked.with_context(|| {
@@ -103,7 +103,7 @@ impl Client {
         serde_json::from_slice(&answer?).context("the running kpx is of another version")
     }
 
-    /// Gets the agent's answer at `path` line by line, as the lines come.
+    /// Sends a GET of `path`, and returns the answer line by line as the lines arrive.
     pub async fn lines(&self, path: &str) -> Result<Lines> {
         let asked = tokio::time::timeout(TIMEOUT, self.open_lines(path)).await;
         asked.with_context(|| {
@@ -169,7 +169,7 @@ impl Client {
             .uri(path)
             .header("host", "kpx")
             .body(Empty::new())?;
-        // The connection ends once the sender is dropped, whichever side hangs up first.
+        // The connection ends when the sender is dropped or the agent closes.
         let answer = async move {
             let response = sender.send_request(request).await?;
             let status = response.status();
@@ -187,26 +187,24 @@ impl Client {
     }
 }
 
-/// The lines of an answer that is still coming.
+/// The lines of an answer that is still arriving.
 pub struct Lines {
     body: Incoming,
-    /// The connection; None once it has ended.
+    /// The connection; `None` after its end.
     connection: Option<Pin<Box<Connection>>>,
-    /// The sender, which keeps the connection open.
+    /// Keeps the connection open.
     _sender: http1::SendRequest<Empty<Bytes>>,
-    /// The bytes read behind the last line.
+    /// The bytes read after the last line.
     read: BytesMut,
 }
 
 impl Lines {
-    /// Returns the next line without its end, or None at the end of the answer. This future may be
-    /// cancelled.
+    /// Returns the next line without its line end, or `None` at the end of the answer. Cancel safe.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
         let next = tokio::time::timeout(LINE_TIMEOUT, self.wait()).await;
         next.with_context(|| format!("kpx sent nothing for {LINE_TIMEOUT:?}"))?
     }
 
-    /// Returns what is left of the answer.
     async fn rest(&mut self) -> Result<Bytes> {
         let mut rest = BytesMut::new();
         while let Some(line) = self.next().await? {

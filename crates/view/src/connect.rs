@@ -1,10 +1,10 @@
-//! The view of TCP connections: how soon backends answered, and how many failed.
+//! The view of TCP connections: connect times and failures.
 
 use proxy_common::connect::{Connects, UNIT_NANOS, bound_units};
 use serde::{Deserialize, Serialize};
 
-/// What became of the TCP connections to a Service port or a backend, as this node saw it.
-/// Connections of sockets that got their backend at `connect` are not among them.
+/// The TCP connections to a Service port or a backend, as this node saw them. Connections of
+/// sockets that got their backend at `connect` (socket load balancing) are missing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectView {
@@ -12,24 +12,24 @@ pub struct ConnectView {
     pub connects: u64,
     /// The sum of seconds from the client's first SYN to the backend's SYN with ACK.
     pub connect_secs: f64,
-    /// Half of the connections took no longer, in seconds; None without connections.
+    /// The median of the connect times, in seconds; `None` without connections.
     pub connect_p50: Option<f64>,
-    /// 99 in 100 connections took no longer.
+    /// The 99th percentile, in seconds.
     pub connect_p99: Option<f64>,
-    /// The number of connections that the backend refused by a RST, or did not answer before the
+    /// The number of connections that the backend refused by a RST, or left unanswered until the
     /// agent forgot them.
     pub failed: u64,
-    /// The part of `failed` that the backend refused. For UDP: the datagrams, of flows without an
-    /// answer, that it refused by an ICMP "port unreachable".
+    /// The part of `failed` that the backend refused. For UDP: datagrams of unanswered flows that
+    /// the backend refused by an ICMP "port unreachable".
     #[serde(default)]
     pub refused: u64,
-    /// The part of `failed` that the backend did not answer.
+    /// The part of `failed` that the backend left unanswered.
     #[serde(default)]
     pub unanswered: u64,
-    /// The number of SYNs that a client sent again before it had an answer.
+    /// The number of SYNs that clients retransmitted before an answer.
     pub retransmitted: u64,
-    /// The answered connections by their time: up to 66 µs, and each further bucket up to twice as
-    /// much. Empty buckets at the end are left out.
+    /// The answered connections by connect time. The first bucket ends at 66 µs, and each further
+    /// bucket at twice that of its predecessor. Empty buckets at the end are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<u64>,
 }
@@ -51,8 +51,7 @@ impl From<&Connects> for ConnectView {
 }
 
 impl ConnectView {
-    /// Returns what was counted since `before`. A count that fell, after a restart of the agent, is
-    /// 0.
+    /// Returns the counts since `before`. A count that fell after a restart of the agent is 0.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let old = |bucket: usize| before.buckets.get(bucket).copied().unwrap_or(0);
@@ -74,7 +73,7 @@ impl ConnectView {
         .with_quantiles()
     }
 
-    /// Returns the sum of both.
+    /// Returns the sum.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         let bucket = |of: &Self, at: usize| of.buckets.get(at).copied().unwrap_or(0);
@@ -113,19 +112,19 @@ fn without_empty_end(mut buckets: Vec<u64>) -> Vec<u64> {
     buckets
 }
 
-/// Returns seconds from units.
+/// Converts the maps' time units to seconds.
 #[expect(clippy::cast_precision_loss, reason = "no more precise than a clock")]
 pub fn secs(units: u64) -> f64 {
     units as f64 * UNIT_NANOS as f64 / 1e9
 }
 
-/// Returns the upper bound of each bucket in seconds, but of the last one, which has none.
+/// Returns the upper bound of each bucket in seconds, except the last bucket, which is unbounded.
 pub fn bucket_bounds() -> impl Iterator<Item = f64> {
     (0..).map_while(bound_units).map(secs)
 }
 
-/// Returns the time in seconds that this part of the connections did not exceed, as if the times in
-/// a bucket were spread evenly. Beyond the last bound it returns that bound.
+/// Returns the quantile `part` of the connect times in seconds, with times spread evenly within a
+/// bucket. In the last bucket it is the last bound.
 pub fn quantile(connects: &Connects, part: f64) -> Option<f64> {
     quantile_of(&connects.buckets, part)
 }
@@ -148,7 +147,7 @@ fn quantile_of(buckets: &[u64], part: f64) -> Option<f64> {
     (all > 0).then_some(from)
 }
 
-/// Formats a time in two digits and a unit; empty if there is none.
+/// Formats a time in two digits and a unit; empty for `None`.
 pub fn latency(secs: Option<f64>) -> String {
     let Some(secs) = secs else {
         return String::new();

@@ -1,4 +1,4 @@
-//! Shows the counts of packets, and what happened to them.
+//! Prints the packet counts and the fate of the packets.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use proxy_common::counter::{Event, Reason, Verdict};
 
 use crate::output::{Form, cell, yellow};
 
-/// Lists the counts since the agent started, with the `explain`ed reasons. Passed packets are most
-/// of the node's traffic, and tell nothing of Services.
+/// Lists the counts since the agent started, with the `explain`ed reasons. Passed packets are left
+/// out: most of the node's traffic has nothing to do with Services.
 pub fn packets(
     events: &BTreeMap<String, u64>,
     reasons: &BTreeMap<String, u64>,
@@ -57,7 +57,7 @@ pub fn packets(
     )
 }
 
-/// Returns what happened to the packet or flow of an event, and why if the name does not say it.
+/// Returns the fate of the packet or flow of an event, and the cause if the event's name lacks it.
 const fn fate_of_event(event: Event) -> (&'static str, &'static str) {
     match event {
         Event::FlowOpened

@@ -6,40 +6,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::object_name::ServiceName;
 
-/// An Event that the agent sent to the API server, or would have sent, or a change of one of the
-/// agent's problems.
+/// An Event that the agent sent to the API server or would have sent, or a change of an agent's
+/// problem.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EventView {
     pub first_seen: Timestamp,
     pub last_seen: Timestamp,
-    /// How often it was told.
+    /// The number of times it was reported.
     pub count: u64,
     /// The type: `Normal` or `Warning`.
     pub r#type: String,
     pub reason: String,
     /// The kind of the object: `Service`, `EndpointSlice`, `LocalRedirect`, `Node`, or `Problem`
-    /// for one of the agent's.
+    /// for an agent's problem.
     pub kind: String,
-    /// The namespace of the object; empty if it has none.
+    /// The namespace of the object; empty for a cluster-scoped object.
     pub namespace: String,
     pub name: String,
     pub note: String,
-    /// The Services that it concerns, each as `namespace/name`.
+    /// The Services concerned, each as `namespace/name`.
     #[serde(default)]
     pub services: Vec<String>,
 }
 
 impl EventView {
-    /// Returns true if the Event concerns the Service: its own, and that of a slice, a redirect, a
-    /// pod or a problem of it.
+    /// Returns true if the Event concerns the Service, or one of its slices, redirects, pods or
+    /// problems.
     pub fn concerns(&self, service: &ServiceName) -> bool {
         let mut services = self.services.iter().filter_map(|full| full.split_once('/'));
         services.any(|(namespace, name)| service.matches(namespace, name))
     }
 
-    /// Returns true if the object, or a Service that the Event concerns, is of one of the
-    /// namespaces that `has` names.
+    /// Returns true if `has` accepts the namespace of the object or of a Service that the Event
+    /// concerns.
     pub fn is_within(&self, has: impl Fn(&str) -> bool) -> bool {
         let services = self.services.iter().filter_map(|full| full.split_once('/'));
         has(&self.namespace) || services.map(|(namespace, _)| namespace).any(has)

@@ -1,4 +1,4 @@
-//! The form of `kpx flows --output json`, and of the lines that the agent answers at `/flows`.
+//! The form of `kpx flows --output json`, and of the lines of the agent's `/flows`.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{NameView, Names};
 use proxy_datapath::ListedFlow;
 
-/// A flow. The form is kept: fields may be added, none is renamed or taken away.
+/// A flow. The form is stable: fields may be added, and no field is renamed or removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowView {
@@ -18,20 +18,20 @@ pub struct FlowView {
     /// The address that the client dialled.
     pub frontend: SocketAddr,
     pub backend: SocketAddr,
-    /// The client as the backend sees it.
+    /// The client's address as the backend sees it.
     pub source: SocketAddr,
-    /// The client's address was replaced by the node's.
+    /// True if the node's address replaced the client's.
     pub masqueraded: bool,
-    /// A socket of this node opened it.
+    /// True if a socket of this node opened the flow.
     pub from_node: bool,
-    /// `new`, `answered` (by the backend, and the client silent since), `established`,
-    /// `halfClosed`, `closed` or `reset`.
+    /// `new`, `answered` (by the backend; the client is silent since), `established`, `halfClosed`,
+    /// `closed` or `reset`.
     pub state: String,
-    /// The seconds since a packet of the client passed.
+    /// The seconds since the client's last packet.
     pub idle_secs: u32,
-    /// The seconds of silence after which it is forgotten in this state.
+    /// The seconds of silence after which a flow in this state expires.
     pub timeout_secs: u32,
-    /// Null if no Service has this frontend any more.
+    /// The Service of the frontend; null if no Service has the frontend any more.
     pub service: Option<FlowService>,
 }
 
@@ -41,7 +41,7 @@ pub struct FlowView {
 pub struct FlowService {
     pub namespace: String,
     pub name: String,
-    /// Empty if it has none.
+    /// Empty for a port without a name.
     pub port_name: String,
 }
 
@@ -94,7 +94,7 @@ impl FlowService {
     }
 }
 
-/// The names of all states, as [`FlowView::state`] spells them.
+/// The names of all states, as in [`FlowView::state`].
 pub const STATES: [&str; 6] = [
     state_name(State::New),
     state_name(State::Answered),

@@ -1,4 +1,4 @@
-//! The flags that select and order flows: those of `kpx flows`, and of `kubectl kpx flows`.
+//! The flags that select and order flows, shared by `kpx flows` and `kubectl kpx flows`.
 
 use std::net::IpAddr;
 
@@ -45,7 +45,7 @@ pub enum FlowOrder {
 }
 
 impl FlowArgs {
-    /// Returns the most flows of a node.
+    /// Returns the maximum number of flows per node; 0 for all.
     pub const fn limit(&self) -> usize {
         if self.limit == 0 {
             usize::MAX
@@ -54,8 +54,7 @@ impl FlowArgs {
         }
     }
 
-    /// Returns the arguments that select the same flows on a node. The order is not the node's to
-    /// choose.
+    /// Returns the arguments that select the same flows on a node. The plugin sorts by itself.
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments = vec![format!("--limit={}", self.limit)];
         arguments.extend(
@@ -77,17 +76,17 @@ impl FlowArgs {
         arguments
     }
 
-    /// Returns the wanted states with commas between them; None for all.
+    /// Returns the selected states, comma-separated; `None` for all.
     pub fn states(&self) -> Option<String> {
         (!self.state.is_empty()).then(|| self.state.join(","))
     }
 
-    /// Returns true if the flow is in one of the wanted states.
+    /// Returns true if the flow is in a selected state.
     pub fn has_state(&self, flow: &FlowView) -> bool {
         self.state.is_empty() || self.state.contains(&flow.state)
     }
 
-    /// Sorts flows; those that are equal in the column keep their order.
+    /// Sorts the flows; the sort is stable.
     pub fn sort<T>(&self, flows: &mut [T], flow: impl Fn(&T) -> &FlowView) {
         match self.sort_by {
             FlowOrder::Idle => flows.sort_by_key(|one| flow(one).idle_secs),
@@ -101,10 +100,10 @@ impl FlowArgs {
     }
 }
 
-/// The names of the state that has an alias in kebab-case.
+/// The state `halfClosed` and its kebab-case alias.
 const HALF_CLOSED: [&str; 2] = ["halfClosed", "half-closed"];
 
-/// Parses the name of a state.
+/// Returns the parser of a state's name.
 fn states() -> impl TypedValueParser<Value = String> {
     let [name, alias] = HALF_CLOSED;
     let values = STATES.map(|state| {
@@ -122,7 +121,7 @@ fn states() -> impl TypedValueParser<Value = String> {
     )
 }
 
-/// Makes the cell of a flow's state.
+/// Returns the cell of a flow's state.
 pub fn state_cell(flow: &FlowView) -> Cell {
     match flow.state.as_str() {
         "established" => green("established"),

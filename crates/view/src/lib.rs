@@ -1,5 +1,5 @@
-//! The kept forms of an agent's answers, and what every program that asks an agent shares. The
-//! agent's own state is not here.
+//! The stable forms of an agent's answers, and the code that every client of an agent shares. The
+//! agent's own state is in proxy-agent.
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -38,14 +38,14 @@ pub use reason::reason_parser;
 pub use service::{BackendView, FrontendView, NameView, Names, PortCounts, PortView, ServiceView};
 pub use sums::{PortSums, port_sums};
 
-/// The default run directory, in which the agent answers `kpx status`.
+/// The default run directory, with the socket that answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";
 
-/// The default address at which an agent of a machine outside of the cluster answers for names: a
-/// loopback one, which no stranger reaches, and at which no other program listens by default.
+/// The default address of the name server in mode host: a loopback address, unreachable for
+/// strangers, on which no other program listens by default.
 pub const DNS_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 153)), 53);
 
-/// Returns the path of an agent's socket below its run directory.
+/// Returns the path of the agent's socket in its run directory.
 pub fn socket(run_dir: &std::path::Path) -> std::path::PathBuf {
     run_dir.join("kpx.sock")
 }

@@ -1,10 +1,10 @@
-//! Limits how many events a reader gets in a second.
+//! A limit on events per second.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A limit on the events per second.
+/// Counts the events of the current second, and drops those above the limit.
 #[derive(Debug)]
 pub struct Limit {
     per_second: u32,
@@ -14,7 +14,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Returns a limit of so many events a second.
+    /// Returns a limit of `per_second` events.
     pub fn new(per_second: u32) -> Self {
         Self {
             per_second,
@@ -24,7 +24,8 @@ impl Limit {
         }
     }
 
-    /// Returns the number of lines lost in the last second, and whether one more line may be shown.
+    /// Returns the number of lines dropped in the last second, and whether one more line may be
+    /// shown.
     pub fn ask(&mut self) -> (u64, bool) {
         let mut lost = 0;
         if self.since.elapsed() >= Duration::from_secs(1) {

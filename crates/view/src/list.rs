@@ -1,4 +1,4 @@
-//! Prints lists of objects: as tables, data or names, and as they change.
+//! Prints lists of objects as tables, data or names, and their changes with `--watch`.
 
 mod backends;
 mod events;
@@ -22,11 +22,11 @@ use crate::output::{
     Form, Kind, Narrow, cell, escaped_json, json, or_nothing, print, print_on, say, yaml, yellow,
 };
 
-/// The time between two looks at the objects.
+/// Time between two reads of the objects.
 const PERIOD: Duration = Duration::from_secs(2);
-/// The columns that are clocks.
+/// The columns that change with the time alone.
 const CLOCKS: &[&str] = &["AGE", "IDLE", "EXPIRES", "FIRST-SEEN", "LAST-SEEN"];
-/// The last cell of an object that is gone.
+/// The last cell of a removed object.
 const GONE: &str = "gone";
 
 #[derive(Args, Debug)]
@@ -38,11 +38,11 @@ pub struct WatchArgs {
 
 /// An object in a list.
 pub trait Listed: Serialize {
-    /// True if an object that is gone is news.
+    /// True if the removal of an object is printed.
     const TELLS_GONE: bool = true;
-    /// The columns whose change alone is no news.
+    /// The columns whose change alone is not printed.
     const NO_NEWS: &'static [&'static str] = CLOCKS;
-    /// The columns that yield to a narrow terminal.
+    /// The columns that shrink or go on a narrow terminal.
     const NARROW: Narrow<'static> = Narrow {
         optional: &[],
         sentence: None,
@@ -50,24 +50,23 @@ pub trait Listed: Serialize {
 
     fn header(wide: bool) -> Vec<&'static str>;
     fn cells(&self, wide: bool) -> Vec<Cell>;
-    /// Returns the cell of the last column, the way of a host in mode host. Where no object has
-    /// one, the column is left out.
+    /// Returns the last column's cell: the path to the backend in mode host. The column is left out
+    /// if no object has one.
     fn way(&self) -> Option<Cell> {
         None
     }
-    /// Returns the time by which the objects of several nodes are ordered; None where nodes come
-    /// one after another.
+    /// Returns the time by which objects of several nodes are sorted; `None` to sort by node.
     fn time(&self) -> Option<Timestamp> {
         None
     }
-    /// Returns the key by which the object is found again.
+    /// Returns the key that identifies the object in the next read.
     fn key(&self) -> String;
-    /// Returns the name by which other commands know the object.
+    /// Returns the object's name as other commands accept it.
     fn name(&self) -> String;
 }
 
-/// Prints the objects of an agent that `read` returns, and with `--watch` their changes. The
-/// argument of `read` is true at first. `nothing` reports an empty list.
+/// Prints the objects that `read` returns, and their changes with `--watch`. `read` gets true for
+/// the first call. `nothing` is the message for an empty list.
 pub async fn show<T: Listed>(
     client: &Client,
     kind: Kind,
@@ -84,7 +83,7 @@ pub async fn show<T: Listed>(
     go_on(items, nothing, kind, watch.watch.then_some(PERIOD), read).await
 }
 
-/// Prints the objects, and their changes, for which it reads them again in each period.
+/// Prints the objects and their changes. Reads them again after each period.
 pub async fn follow<T: Listed>(
     kind: Kind,
     period: Duration,
@@ -94,8 +93,8 @@ pub async fn follow<T: Listed>(
     go_on(items, None, kind, Some(period), read).await
 }
 
-/// Prints the first objects, and with a period their changes. Without a period, `nothing` reports
-/// an empty list.
+/// Prints the first objects and, with a period, their changes. Without a period, `nothing` is the
+/// message for an empty list.
 async fn go_on<T: Listed>(
     items: Vec<T>,
     nothing: Option<&str>,
@@ -157,16 +156,15 @@ fn names<T: Listed>(items: &[T]) -> String {
     names.concat()
 }
 
-/// The objects as they were last seen: for each key its cells, without clocks.
+/// The last read: the cells of each key, without clocks.
 #[derive(Debug, Default)]
 struct Seen(BTreeMap<String, (String, Vec<Cell>)>);
 
-/// The objects that exist, and what is new of them.
+/// The current objects and their changes.
 struct News<T> {
     items: Vec<T>,
-    /// The places of changed objects among the items.
+    /// The indices of changed objects in `items`.
     changed: Vec<usize>,
-    /// The cells of objects that are gone.
     gone: Vec<Vec<Cell>>,
 }
 
@@ -204,8 +202,8 @@ impl Seen {
 }
 
 impl<T: Listed> News<T> {
-    /// Formats the news: rows of a table, a line of JSON or a document of YAML for each object, or
-    /// names. `columns` holds the names of columns that were printed last.
+    /// Formats the changes: table rows, a line of JSON or a YAML document per object, or names.
+    /// `columns` holds the header that was printed last.
     fn text(&self, kind: Kind, columns: &mut Option<String>) -> Result<String> {
         let changed = || {
             self.changed
@@ -227,8 +225,8 @@ impl<T: Listed> News<T> {
         })
     }
 
-    /// Formats the new rows. All rows take part in the widths of columns, so that new rows stand
-    /// below old ones. Other columns than before are named again.
+    /// Formats the changed rows. All rows count for the widths, so that new rows align with old
+    /// rows. A changed set of columns prints its header.
     fn rows(&self, form: Form, columns: &mut Option<String>) -> String {
         let has_ways = have_ways(&self.items);
         let header = header::<T>(form.wide, has_ways);

@@ -1,4 +1,4 @@
-//! The role of a host, which an operator names to the agent and to `kpx check`.
+//! The mode of a host, a flag of the agent and of `kpx check`.
 
 use std::fmt;
 

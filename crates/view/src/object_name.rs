@@ -1,4 +1,4 @@
-//! Names of objects, as every command takes them: `NAME`, `NAMESPACE/NAME`, `svc/NAME`,
+//! Names of objects, as every command accepts them: `NAME`, `NAMESPACE/NAME`, `svc/NAME`,
 //! `svc/NAMESPACE/NAME`.
 
 use std::fmt;
@@ -8,22 +8,22 @@ use anyhow::{Result, bail};
 
 use crate::ServiceView;
 
-/// The words for a Service, as kubectl knows them.
+/// kubectl's words for a Service.
 pub const SERVICES: &[&str] = &["svc", "service", "services"];
 
-/// The similarity from which on a name is suggested in place of another, of at most 1.
+/// The minimum similarity (0 to 1) of a suggested name.
 const SIMILAR: f64 = 0.6;
-/// The share of its similarity that a name of another namespace keeps.
+/// The factor on the similarity of a name in another namespace.
 const ELSEWHERE: f64 = 0.95;
 
-/// An object's name. Without namespace it has to be the only one of this name.
+/// An object's name. A name without namespace must be unique in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectName {
     pub namespace: Option<String>,
     pub name: String,
 }
 
-/// The name of a Service, with or without its kind in front.
+/// The name of a Service, with or without its kind as prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceName(pub ObjectName);
 
@@ -67,7 +67,7 @@ impl fmt::Display for ObjectName {
 }
 
 impl ServiceName {
-    /// Names the namespace, unless the name has one.
+    /// Sets the namespace, unless the name has one.
     pub fn within(mut self, namespace: Option<&str>) -> Self {
         self.0.namespace = self.0.namespace.or_else(|| namespace.map(str::to_owned));
         self
@@ -77,7 +77,7 @@ impl ServiceName {
         self.matches(&service.namespace, &service.name)
     }
 
-    /// Returns true if this is the name of the Service `name` of a namespace.
+    /// Returns true if this names the Service `name` of `namespace`.
     pub fn matches(&self, namespace: &str, name: &str) -> bool {
         let Self(wanted) = self;
         name == wanted.name
@@ -87,7 +87,7 @@ impl ServiceName {
                 .is_none_or(|wanted| namespace == wanted)
     }
 
-    /// Finds the one Service of this name. Fails if there is none, or several.
+    /// Returns the Service of this name. Fails if no Service or several Services match.
     pub fn find<'a>(&self, services: &'a [ServiceView]) -> Result<&'a ServiceView> {
         let found: Vec<_> = services.iter().filter(|service| self.is(service)).collect();
         match found[..] {
@@ -104,7 +104,7 @@ impl ServiceName {
         }
     }
 
-    /// Says that there is no such Service, and which one might be meant.
+    /// Returns an error text for a missing Service, with the most similar name.
     pub fn unknown(&self, services: &[ServiceView]) -> String {
         format!(
             "kpx serves no Service {}{}",
@@ -119,8 +119,7 @@ pub fn full_name(service: &ServiceView) -> String {
     format!("{}/{}", service.namespace, service.name)
 }
 
-/// Returns a question about the most similar of the names, each as `NAMESPACE/NAME`; empty if none
-/// is similar.
+/// Returns a question with the most similar `NAMESPACE/NAME`; empty without a similar name.
 pub fn suggestion(wanted: &ObjectName, all: impl Iterator<Item = String>) -> String {
     let similarity = |full: &str| {
         let (namespace, name) = full.split_once('/').unwrap_or_default();
@@ -139,12 +138,12 @@ pub fn suggestion(wanted: &ObjectName, all: impl Iterator<Item = String>) -> Str
         .unwrap_or_default()
 }
 
-/// Returns a node's name as the API spells it: trimmed, in lower case.
+/// Returns a node's name in the API's form: trimmed, lower case.
 pub fn canonical_node_name(name: &str) -> String {
     name.trim().to_lowercase()
 }
 
-/// Returns true if the text may be the name of an object (RFC 1123).
+/// Returns true if the text is a valid object name (RFC 1123).
 pub fn is_name(text: &str) -> bool {
     let is_letter = |letter: char| {
         letter.is_ascii_lowercase() || letter.is_ascii_digit() || "-.".contains(letter)
@@ -169,7 +168,7 @@ mod tests {
             ("shop/web", name(Some("shop"), "web")),
             ("svc/web", name(None, "web")),
             ("service/shop/web", name(Some("shop"), "web")),
-            // KEP-5311: a name may begin with a digit.
+            // KEP-5311 allows Service names that begin with a digit.
             ("svc/2nd/1-web", name(Some("2nd"), "1-web")),
         ];
         for (text, want) in cases {

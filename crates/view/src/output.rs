@@ -1,4 +1,4 @@
-//! Prints results of commands: as tables in kubectl's style, or as data.
+//! Prints results of commands as tables in kubectl's style, or as data.
 
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
@@ -12,10 +12,10 @@ use serde::Serialize;
 /// The text of an empty cell.
 pub const NONE: &str = "<none>";
 
-/// The space between two columns.
+/// The columns between two cells.
 const GAP: u16 = 3;
 
-/// The width below which a column of sentences does not shrink.
+/// The minimum width of a column of sentences.
 const SENTENCE_MIN: u16 = 24;
 
 /// The form of what a command prints.
@@ -69,7 +69,7 @@ enum NamedOutput {
     Name,
 }
 
-/// The kind of output.
+/// The format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Table(Form),
@@ -78,24 +78,24 @@ pub enum Kind {
     Names,
 }
 
-/// The form of a printed table.
+/// The layout of a printed table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Form {
     pub wide: bool,
     pub headers: bool,
     pub colours: bool,
-    /// The width of the terminal; None where every column is printed.
+    /// The width of the terminal; `None` prints every column.
     pub width: Option<u16>,
     /// True if each row is one line, so that later rows can follow the table.
     pub one_line: bool,
 }
 
-/// The columns of a table that yield to a narrow terminal. The other columns stay whole.
+/// The columns that shrink or go on a narrow terminal. All other columns keep their width.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Narrow<'a> {
-    /// The columns that are left out, the least important first.
+    /// The columns that may be left out, least important first.
     pub optional: &'a [&'a str],
-    /// The column of sentences, which continue in the next line.
+    /// The column of sentences, which wrap.
     pub sentence: Option<&'a str>,
 }
 
@@ -109,13 +109,13 @@ impl OutputArgs {
         }
     }
 
-    /// Prints the data, or the text that `text` makes from it.
+    /// Prints the data, or the text that `text` makes of it.
     pub fn print<T: Serialize>(&self, data: &T, text: impl FnOnce(Form) -> String) -> Result<()> {
         self.print_list(data, "nothing found", text)
     }
 
-    /// Prints the data, or the text that `text` makes from it. Reports `nothing` on standard error
-    /// if the text is empty.
+    /// Prints the data, or the text that `text` makes of it. Prints `nothing` to standard error if
+    /// the text is empty.
     pub fn print_list<T: Serialize>(
         &self,
         data: &T,
@@ -142,7 +142,7 @@ impl NamedOutputArgs {
     }
 }
 
-/// Reports on standard error that a list is empty, in the words of `nothing`.
+/// Returns the text. Prints `nothing` to standard error if the text is empty.
 pub fn or_nothing(text: String, nothing: &str) -> String {
     if text.is_empty() {
         say(format_args!("{nothing}"));
@@ -150,7 +150,7 @@ pub fn or_nothing(text: String, nothing: &str) -> String {
     text
 }
 
-/// Returns the words for a list without objects, such as `No Services in namespace shop`.
+/// Returns the message for an empty list, such as `No Services in namespace shop`.
 pub fn nothing(objects: &str, namespace: Option<&str>) -> String {
     match namespace {
         Some(namespace) => format!("No {objects} in namespace {}", one_line(namespace)),
@@ -158,13 +158,13 @@ pub fn nothing(objects: &str, namespace: Option<&str>) -> String {
     }
 }
 
-/// Writes a line to standard error. A failure is ignored, because a closed standard error leaves no
-/// place to report it.
+/// Writes a line to standard error. A failure is ignored: a closed standard error leaves no place
+/// to report it.
 pub fn say(line: fmt::Arguments<'_>) {
     let _written = writeln!(stderr(), "{line}");
 }
 
-/// Formats data as JSON of several lines.
+/// Formats data as indented JSON.
 pub fn json<T: Serialize>(data: &T) -> Result<String> {
     Ok(escaped_json(&serde_json::to_string_pretty(data)?) + "\n")
 }
@@ -173,7 +173,7 @@ pub fn yaml<T: Serialize>(data: &T) -> Result<String> {
     Ok(serde_saphyr::to_string(data)?)
 }
 
-/// Writes to standard output. A reader that closes the pipe early is no error.
+/// Writes to standard output. A reader that closes the pipe early is not an error.
 pub fn print(text: &str) -> Result<()> {
     print_on(text).map(drop)
 }
@@ -190,16 +190,16 @@ pub fn print_on(text: &str) -> Result<bool> {
     }
 }
 
-/// Returns true if colours are wanted there. Any value of NO_COLOR but an empty one turns them off:
+/// Returns true if the output takes colours. `NO_COLOR` turns them off unless it is empty:
 /// <https://no-color.org>.
 pub fn has_colours(output: &impl IsTerminal) -> bool {
     output.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 impl Form {
-    /// Returns the form for standard output. A wide table has every column.
+    /// Returns the layout for standard output. A wide table has every column.
     pub fn of_stdout(wide: bool, no_headers: bool) -> Self {
-        // A fresh table knows the width of the terminal; None where standard output is none.
+        // A new `Table` has the terminal's width, or `None` if standard output is not a terminal.
         let width = if wide { None } else { Table::new().width() };
         Self {
             wide,
@@ -210,13 +210,13 @@ impl Form {
         }
     }
 
-    /// Formats rows in aligned columns; without any row the text is empty.
+    /// Formats rows in aligned columns; empty without rows.
     pub fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
         self.narrowed(header, Narrow::default(), rows)
     }
 
-    /// Formats rows in aligned columns, without columns for which the terminal has no room. A
-    /// terminal that is narrower still wraps the lines.
+    /// Formats rows in aligned columns, without optional columns that exceed the terminal's width.
+    /// On a terminal that is still too narrow, the lines wrap.
     pub fn narrowed(
         self,
         header: &[&str],
@@ -228,15 +228,14 @@ impl Form {
             .optional
             .iter()
             .filter_map(|name| place(name))
-            // A row of an object that is gone ends with that word.
+            // In a watched list, the last column stays: it shows `gone`.
             .filter(|column| !self.one_line || column + 1 < header.len())
             .collect();
         let sentence = narrow.sentence.and_then(place);
         self.arranged(header, &optional, sentence, rows.into_iter().collect())
     }
 
-    /// Formats rows whose last column holds sentences. On a narrow terminal they continue in the
-    /// next line.
+    /// Formats rows whose last column holds sentences, which wrap on a narrow terminal.
     pub fn sentences(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
         let rows: Vec<_> = rows.into_iter().collect();
         let last = rows
@@ -307,7 +306,7 @@ impl Form {
     }
 }
 
-/// Returns true if a column is empty, or the same in several rows.
+/// Returns true if all rows have the same cell in this column.
 fn uniform(rows: &[Vec<Cell>], column: usize) -> bool {
     let mut cells = rows
         .iter()
@@ -316,8 +315,8 @@ fn uniform(rows: &[Vec<Cell>], column: usize) -> bool {
     (rows.len() > 1 || first == NONE) && cells.all(|cell| cell == first)
 }
 
-/// Returns the columns that are shown: those that are not optional, and of the optional ones as
-/// many as fit, the most important first and uniform ones last.
+/// Returns the columns that are shown: all mandatory columns, and as many optional columns as fit.
+/// Important columns come first, uniform columns last.
 fn shown(
     widths: &[u16],
     optional: &[usize],
@@ -336,7 +335,7 @@ fn shown(
     let mut shown: Vec<_> = (0..widths.len())
         .map(|column| !optional.contains(&column))
         .collect();
-    // The last column needs no gap behind it.
+    // The last column has no gap.
     let room = usize::from(room) + usize::from(GAP);
     let mut used: usize = (0..widths.len())
         .filter(|column| shown[*column])
@@ -353,8 +352,8 @@ fn shown(
     shown
 }
 
-/// Aligns cells of one line each. comfy-table takes many times as long, which shows from ten
-/// thousands of rows on. None if a letter may be wider than others.
+/// Aligns cells of one line each. Returns `None` if a character may be wide. comfy-table takes many
+/// times as long, which shows from ten thousand rows on.
 fn plain(header: Option<&[&str]>, rows: &[Vec<Cell>]) -> Option<String> {
     if rows.is_empty() {
         return Some(String::new());
@@ -390,9 +389,8 @@ fn plain(header: Option<&[&str]>, rows: &[Vec<Cell>]) -> Option<String> {
     Some(table)
 }
 
-/// Makes a cell of one line, without characters that move the cursor or turn the text around. The
-/// `zone` and `targetRef` of an EndpointSlice are free text, and must not reach the terminal as
-/// they are.
+/// Makes a cell of one line, with control and bidirectional characters escaped. The `zone` and
+/// `targetRef` of an EndpointSlice are free text and could otherwise inject terminal sequences.
 pub fn cell(text: impl ToString) -> Cell {
     let text = one_line(&text.to_string());
     Cell::new(if text.is_empty() { NONE } else { &text })
@@ -402,7 +400,7 @@ pub(crate) fn one_line(text: &str) -> String {
     escaped(text).replace('\n', "\\n")
 }
 
-/// Makes a cell with a line for each item.
+/// Makes a cell with one line per item.
 pub fn lines<T: ToString>(items: impl IntoIterator<Item = T>) -> Cell {
     let lines: Vec<_> = items.into_iter().map(|item| cell(item).content()).collect();
     Cell::new(if lines.is_empty() {
@@ -412,13 +410,13 @@ pub fn lines<T: ToString>(items: impl IntoIterator<Item = T>) -> Cell {
     })
 }
 
-/// Returns true for characters that a terminal obeys and does not show.
+/// Returns true for characters that a terminal interprets instead of printing.
 fn is_hidden(letter: char) -> bool {
     let turns = matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     letter.is_control() || turns || matches!(letter, '\u{2028}' | '\u{2029}')
 }
 
-/// Escapes hidden characters, except for line ends.
+/// Escapes hidden characters, except line ends.
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -431,8 +429,7 @@ pub fn escaped(text: &str) -> String {
     shown
 }
 
-/// Escapes hidden characters in JSON, which stays the same data. JSON itself has them in strings
-/// alone.
+/// Escapes hidden characters in JSON and keeps its value: JSON has them only inside strings.
 pub fn escaped_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for letter in json.chars() {
@@ -574,7 +571,7 @@ mod tests {
             "web-2   n2     10.244.1.10:8080   well",
         ];
         assert_eq!(at(60, false).lines().collect::<Vec<_>>(), without_zone);
-        // Nothing else is cut, and the terminal wraps the rest.
+        // No other column goes; the terminal wraps the lines.
         let least = at(20, false);
         assert!(
             least.starts_with("NAME    ADDRESS            NOTE\nweb-1   10.244.1.10:8080   the"),

@@ -1,17 +1,17 @@
-//! The rates of traffic between two readings of an agent's counts, and their cells.
+//! The rates between two readings of an agent's counts, and their table cells.
 //!
-//! A count that fell, after a restart of the agent, is a rate of 0.
+//! A count that fell after a restart of the agent is a rate of 0.
 
 use crate::{ConnectView, PortCounts, ServiceView, latency};
 
-/// What was counted of a Service, on a node or on several.
+/// The counts of a Service, on one node or summed over several.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reading {
     pub counts: PortCounts,
     pub connect: ConnectView,
 }
 
-/// The rates per second; `flows` is the number in the table.
+/// Rates per second. `flows` is the current number of flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     /// The opened flows.
@@ -22,7 +22,7 @@ pub struct Rates {
     pub dropped: f64,
     pub rejected: f64,
     pub flows: u64,
-    /// The TCP connections that backends answered, refused, or did not answer.
+    /// The TCP connections that backends answered, refused or left unanswered.
     pub connect: ConnectRates,
 }
 
@@ -31,13 +31,13 @@ pub struct Rates {
 pub struct ConnectRates {
     /// The answered connections per second.
     pub per_sec: f64,
-    /// Half of them took no longer, in seconds; None without any.
+    /// The median connect time in seconds; `None` without connections.
     pub p50: Option<f64>,
-    /// 99 in 100 took no longer.
+    /// The 99th percentile of the connect times.
     pub p99: Option<f64>,
     /// The connections per second that a backend refused.
     pub refused: f64,
-    /// The connections per second whose wait for an answer ended.
+    /// The connections per second that expired unanswered.
     pub unanswered: f64,
 }
 
@@ -59,7 +59,7 @@ impl Reading {
         self
     }
 
-    /// Returns what was counted since `before`.
+    /// Returns the counts since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -70,7 +70,7 @@ impl Reading {
 }
 
 impl Rates {
-    /// Returns the rates of what was counted in so many seconds.
+    /// Returns the rates of counts over `secs` seconds.
     pub fn of(change: &Reading, secs: f64) -> Self {
         Self {
             connect: ConnectRates::of(&change.connect, secs),
@@ -78,7 +78,7 @@ impl Rates {
         }
     }
 
-    /// Returns the rates of all but connections.
+    /// Returns the rates without those of connections.
     pub fn of_counts(change: &PortCounts, secs: f64) -> Self {
         let both = |sent: u64, returned: u64| per_second(sent.saturating_add(returned), secs);
         Self {
@@ -99,7 +99,7 @@ impl Rates {
 }
 
 impl ConnectRates {
-    /// Returns the rates of what was counted in so many seconds.
+    /// Returns the rates of counts over `secs` seconds.
     pub fn of(change: &ConnectView, secs: f64) -> Self {
         Self {
             per_sec: per_second(change.connects, secs),
@@ -111,13 +111,13 @@ impl ConnectRates {
     }
 }
 
-/// Returns the rate; 0 between readings of the same moment.
+/// Returns the rate; 0 if no time has passed.
 #[expect(clippy::cast_precision_loss, reason = "less than 2^53 in any interval")]
 pub fn per_second(count: u64, secs: f64) -> f64 {
     if secs > 0.0 { count as f64 / secs } else { 0.0 }
 }
 
-/// The columns of a table of rates, after those that name a row.
+/// The columns of a table of rates, after the columns that identify a row.
 pub const COLUMNS: [&str; 9] = [
     "OPENED/S",
     "PACKETS/S",
@@ -130,7 +130,8 @@ pub const COLUMNS: [&str; 9] = [
     "FLOWS",
 ];
 
-/// The columns of traffic alone, which fit a terminal beside the names of a node and a Service.
+/// The columns of traffic alone. They fit a terminal together with the names of a node and a
+/// Service.
 pub const TRAFFIC_COLUMNS: [&str; 5] = ["OPENED/S", "PACKETS/S", "BYTES/S", "UNSERVED/S", "FLOWS"];
 
 /// Formats the cells of [`TRAFFIC_COLUMNS`].
@@ -153,7 +154,7 @@ pub fn cells(rates: &Rates) -> [String; 9] {
     ]
 }
 
-/// Formats the two times, and the rates of refused and unanswered connections.
+/// Formats both connect times, and the rates of refused and unanswered connections.
 pub fn connect_cells(connect: &ConnectRates) -> [String; 4] {
     [
         latency(connect.p50),
@@ -163,7 +164,7 @@ pub fn connect_cells(connect: &ConnectRates) -> [String; 4] {
     ]
 }
 
-/// Formats a number in at most four characters, with a letter for the power of 1000.
+/// Formats a number in at most four characters, with an SI suffix.
 pub fn number(value: f64) -> String {
     const UNITS: [&str; 5] = ["", "k", "M", "G", "T"];
     let mut value = value;

@@ -1,4 +1,4 @@
-//! Shows what the agent reaches: the API server, and in mode host the backends.
+//! Prints what the agent can reach: the API server, and the backends in mode host.
 
 use comfy_table::Cell;
 
@@ -8,7 +8,7 @@ use crate::status::{
     CutOffPortStatus, CutOffStatus, ProblemStatus, UnheardStatus, UnreachableStatus,
 };
 
-/// Names the API server, and since when and why a watch there fails.
+/// Returns the API server's URL and, if a watch fails, since when and why.
 pub fn api_server(url: &str, unheard: Option<&UnheardStatus>, problems: &[ProblemStatus]) -> Cell {
     let Some(UnheardStatus { since, .. }) = unheard else {
         return cell(url);
@@ -26,12 +26,12 @@ pub fn api_server(url: &str, unheard: Option<&UnheardStatus>, problems: &[Proble
     ))
 }
 
-/// The Services that are listed without `--output wide`. A cluster on an overlay has thousands out
-/// of reach.
+/// The maximum number of Services listed without `--output wide`. On an overlay network, thousands
+/// of Services are out of reach.
 const FEW: usize = 5;
 
-/// Lists what a host outside of the cluster does not reach: whole Services, ports or families of
-/// others, and with wide output each backend.
+/// Lists what a host in mode host does not reach: whole Services, then ports or families of other
+/// Services. Wide output lists each backend.
 pub fn out_of_reach(
     services: &[CutOffStatus],
     ports: &[CutOffPortStatus],

@@ -57,8 +57,8 @@ impl SelectArgs {
         self.within.nothing(objects)
     }
 
-    /// Reads the Services of an agent, and keeps the selected ones. Fails at first if a Service is
-    /// named, and does not exist or the agent knows none yet.
+    /// Reads the agent's Services and returns the selected ones. The first call fails if a Service
+    /// is named that is missing, or if the agent still waits for its first lists.
     pub async fn read(&self, client: &Client, is_first: bool) -> Result<Vec<ServiceView>> {
         let services = match &self.service {
             Some(_) if is_first => client.services_to_name().await?,
@@ -67,8 +67,7 @@ impl SelectArgs {
         self.select(services, is_first)
     }
 
-    /// Keeps the selected Services. Fails if a Service is named and `must_exist`, and does not
-    /// exist.
+    /// Returns the selected Services. Fails if `must_exist` and the named Service is missing.
     fn select(&self, mut services: Vec<ServiceView>, must_exist: bool) -> Result<Vec<ServiceView>> {
         services.retain(|service| self.within.has(&service.namespace) || self.service.is_some());
         if let Some(selector) = &self.selector {
@@ -85,8 +84,8 @@ impl SelectArgs {
     }
 }
 
-/// Keeps the Services that the selector selects. Those with more labels than kpx keeps are counted
-/// on standard error if `must_tell`.
+/// Returns the Services that the selector matches. With `must_tell`, reports on standard error the
+/// number of Services with more labels than kpx keeps.
 pub fn labelled(
     mut services: Vec<ServiceView>,
     selector: &Selector,
@@ -94,7 +93,7 @@ pub fn labelled(
 ) -> Vec<ServiceView> {
     let cut = services.iter().filter(|service| service.labels_cut).count();
     if must_tell && cut > 0 {
-        // A failure is ignored, because a closed standard error leaves no place to report it.
+        // A closed standard error leaves no place to report a failure.
         let _written = writeln!(
             stderr(),
             "{cut} Services have more labels than kpx keeps (4 KiB): --selector may miss them"

@@ -1,6 +1,5 @@
-//! The view of Services and their backends for users: `kpx services`, `kpx backends`, the web page
-//! and readers of `--output json`. The form is stable: fields may be added, and no field is renamed
-//! or removed.
+//! Services and their backends for users: `kpx services`, `kpx backends`, the web page, `--output
+//! json`. The form is stable: fields may be added, and no field is renamed or removed.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ConnectView;
 
-/// A Service as last seen, with the parts of it that are in force.
+/// A Service as last seen, with its programmed parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceView {
@@ -19,18 +18,19 @@ pub struct ServiceView {
     /// The type: `ClusterIP`, `NodePort` or `LoadBalancer`.
     pub r#type: String,
     pub created: Option<Timestamp>,
-    /// The labels; of a Service with more than 4 KiB of them those that come first by key.
+    /// The labels. A Service with more than 4 KiB of labels keeps the first ones in the order of
+    /// their keys.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// True if the Service has more labels than these.
+    /// True if labels are missing.
     #[serde(default)]
     pub labels_cut: bool,
     pub cluster_ips: Vec<IpAddr>,
     pub external_ips: Vec<IpAddr>,
     /// The addresses of `status.loadBalancer` that nodes serve.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// The addresses of both kinds that a host in mode host leaves to the network, with the
-    /// reasons.
+    /// The external and load balancer addresses that a host in mode host leaves to the network,
+    /// with the reasons.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub not_taken: BTreeMap<IpAddr, String>,
     /// The policy: `Cluster` or `Local`.
@@ -39,7 +39,7 @@ pub struct ServiceView {
     /// The timeout of `sessionAffinity: ClientIP`.
     pub affinity_secs: Option<u32>,
     pub health_check_node_port: Option<u16>,
-    /// The algorithm as `--lb-algorithm` spells it.
+    /// The algorithm in the spelling of `--lb-algorithm`.
     pub algorithm: String,
     pub ports: Vec<PortView>,
 }
@@ -47,22 +47,22 @@ pub struct ServiceView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortView {
-    /// The name of the port; empty if the port has none.
+    /// The name of the port; empty for a port without a name.
     pub name: String,
     /// The protocol: `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     pub port: u16,
     pub node_port: Option<u16>,
-    /// The frontends in force, of both families.
+    /// The programmed frontends of both families.
     pub frontends: Vec<FrontendView>,
-    /// The listed endpoints, including those that take no traffic.
+    /// The listed endpoints, including endpoints without traffic.
     pub backends: Vec<BackendView>,
-    /// The counts since the agent started, of both families.
+    /// The counts since the agent started, summed over both families.
     pub counts: PortCounts,
-    /// The TCP connections, of both families.
+    /// The TCP connections, summed over both families.
     #[serde(default)]
     pub connect: ConnectView,
-    /// True while pods of this node answer for the Service in a local redirect.
+    /// True while pods of this node serve the Service by a local redirect.
     #[serde(default)]
     pub redirected: bool,
 }
@@ -72,10 +72,10 @@ pub struct PortView {
 pub struct FrontendView {
     /// The kind: `ClusterIP`, `NodePort`, `ExternalIP` or `LoadBalancer`.
     pub kind: String,
-    /// The address; None for a node port, which is served at the node's addresses.
+    /// The address; `None` for a node port, which every node address serves.
     pub address: Option<IpAddr>,
     pub port: u16,
-    /// The reason why the frontend is not in force, for example that another Service holds it.
+    /// The reason why the frontend is not programmed, for example a conflict with another Service.
     pub conflict: Option<String>,
 }
 
@@ -92,50 +92,49 @@ pub struct BackendView {
     pub terminating: bool,
     /// True if the backend is on this node.
     pub local: bool,
-    /// The share in new flows, relative to that of the other backends. With 0 the backend gets
-    /// none.
+    /// The weight relative to the other backends' weights. A weight of 0 takes no new flows.
     #[serde(default = "default_weight")]
     pub weight: u16,
-    /// True if the backend takes new flows of clients of the whole cluster.
+    /// True if the backend is in the cluster set: it takes new flows of clients of the whole
+    /// cluster.
     pub in_cluster_set: bool,
-    /// True if the backend takes new flows under a policy `Local`.
+    /// True if the backend is in the local set: it takes new flows under a traffic policy `Local`.
     pub in_local_set: bool,
-    /// True if the backend takes new flows of this node's pods, because the Service has a local
-    /// redirect.
+    /// True if the backend takes new flows of this node's pods by a local redirect.
     #[serde(default)]
     pub in_redirect_set: bool,
     /// The number of flows in the table: the rows of `kpx flows`.
     pub flows: u64,
-    /// The flows that neither both sides have closed nor one has reset.
+    /// The flows that are neither closed by both sides nor reset.
     #[serde(default)]
     pub open_flows: u64,
-    /// The TCP connections since the backend was dialled first. After an hour without any, they
-    /// count for the port alone.
+    /// The TCP connections since the first connection to the backend. After an idle hour they count
+    /// only for the port.
     #[serde(default)]
     pub connect: ConnectView,
-    /// True if the backend has given no answer on this node of late.
+    /// True if the backend has recently been unresponsive to this node.
     #[serde(default)]
     pub silent: bool,
-    /// True if it takes no new connections of this node because of that.
+    /// True if the backend is ejected: it takes no new connections of this node.
     #[serde(default)]
     pub ejected: bool,
     /// The name of `ejected` in the previous release.
     #[serde(default)]
     pub set_aside: bool,
-    /// The way of a host in mode host to the backend: `direct`, `node port`, `tunnel` or
-    /// `unreachable`. None on a node, and for a backend that takes no traffic.
+    /// The path of a host in mode host to the backend: `direct`, `node port`, `tunnel` or
+    /// `unreachable`. `None` on a node, and for a backend without traffic.
     #[serde(default)]
     pub way: Option<String>,
 }
 
-/// Returns the weight at an agent of an earlier version, which has no others.
+/// The default for answers of older agents, which lack weights.
 const fn default_weight() -> u16 {
     1
 }
 
 impl ServiceView {
-    /// Returns the number of backends that take traffic, and of all that are listed. A backend of
-    /// several ports counts once.
+    /// Returns the number of backends that take traffic, and the number of all listed backends. A
+    /// backend with several ports counts once.
     pub fn backends_in_use(&self) -> (usize, usize) {
         let mut backends = BTreeMap::<_, bool>::new();
         for backend in self.ports.iter().flat_map(|port| &port.backends) {
@@ -148,7 +147,7 @@ impl ServiceView {
 }
 
 impl BackendView {
-    /// Returns the pod, or the IP address of a backend that names no pod.
+    /// Returns the pod, or the IP address of a backend without a pod.
     pub fn pod_or_ip(&self) -> String {
         match &self.pod {
             Some(pod) => pod.clone(),
@@ -157,7 +156,7 @@ impl BackendView {
     }
 }
 
-/// The traffic of a service port that passed this node.
+/// The traffic of a service port through this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortCounts {
@@ -165,27 +164,27 @@ pub struct PortCounts {
     pub flows_opened: u64,
     /// The number of flows in the table: the rows of `kpx flows`.
     pub flows: u64,
-    /// The flows that neither both sides have closed nor one has reset.
+    /// The flows that are neither closed by both sides nor reset.
     #[serde(default)]
     pub open_flows: u64,
     /// The packets towards backends.
     pub packets: u64,
     pub bytes: u64,
-    /// The packets back to clients.
+    /// The packets to clients.
     pub packets_returned: u64,
     pub bytes_returned: u64,
     /// The packets that would have opened a flow and were dropped.
     #[serde(default)]
     pub dropped: u64,
-    /// The packets that would have opened a flow and were rejected, with an answer to the client.
+    /// The packets that would have opened a flow and were rejected: the client got an answer.
     #[serde(default)]
     pub rejected: u64,
-    /// The sum of `dropped` and `rejected`. It goes with the next release.
+    /// The sum of `dropped` and `rejected`. Deprecated: the next release removes it.
     pub refused: u64,
 }
 
 impl PortCounts {
-    /// Returns what was counted since `before`. The flows are those of now.
+    /// Returns the counts since `before`. The numbers of flows are the current ones.
     #[must_use]
     pub const fn since(&self, before: &Self) -> Self {
         Self {
@@ -204,7 +203,7 @@ impl PortCounts {
         }
     }
 
-    /// Adds the counts of another port. Those of another node may be any numbers.
+    /// Adds the counts of another port, and saturates: another node may report any number.
     pub const fn add(&mut self, other: &Self) {
         *self = Self {
             flows_opened: self.flows_opened.saturating_add(other.flows_opened),
@@ -226,23 +225,22 @@ impl PortCounts {
     }
 }
 
-/// The name of a frontend in force.
+/// The name of a programmed frontend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NameView {
-    /// The address; unspecified (`0.0.0.0`, `::`) for a node port, which is served at the node's
-    /// addresses.
+    /// The address; unspecified (`0.0.0.0`, `::`) for a node port, which every node address serves.
     pub address: IpAddr,
     pub port: u16,
     /// The protocol: `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     pub namespace: String,
     pub name: String,
-    /// The name of the port; empty if the port has none.
+    /// The name of the port; empty for a port without a name.
     pub port_name: String,
 }
 
-/// The names by the addresses that clients dial.
+/// The names by frontend address.
 #[derive(Clone, Debug, Default)]
 pub struct Names(BTreeMap<(String, u16, IpAddr), NameView>);
 
@@ -256,8 +254,8 @@ impl Names {
         )
     }
 
-    /// Finds the name; `protocol` may be in upper or lower case. An address without a frontend of
-    /// its own may be a node's.
+    /// Returns the name; `protocol` is case-insensitive. An address without a frontend is tried as
+    /// a node's address.
     pub fn find(&self, at: SocketAddr, protocol: &str) -> Option<&NameView> {
         let any = if at.is_ipv4() {
             IpAddr::from([0; 4])

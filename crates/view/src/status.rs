@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use proxy_datapath::{LoadedProgram, SocketsStatus};
 use proxy_metrics::MapFill;
 
-/// The state of an agent and of the programs that it loaded.
+/// The state of an agent and of its programs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
@@ -21,8 +21,8 @@ pub struct Status {
     pub mode: String,
     pub node_name: String,
     pub node_addresses: Vec<IpAddr>,
-    /// The agent's network namespace by the kernel's name for it: `net:[4026531840]`. Interface
-    /// indices are valid there.
+    /// The agent's network namespace in the kernel's notation, `net:[4026531840]`. Interface
+    /// indices in this status belong to it.
     #[serde(default)]
     pub network_namespace: Option<String>,
     pub options: OptionsStatus,
@@ -30,50 +30,51 @@ pub struct Status {
     pub healthy: bool,
     /// True if every watch has delivered its first list.
     pub complete: bool,
-    /// What the agent does not hear of, while the API server is away or refuses a watch. Not a
-    /// fault of the node: `healthy` stays true.
+    /// The changes that the agent misses while the API server is down or refuses a watch. `healthy`
+    /// stays true: the node is not at fault.
     #[serde(default)]
     pub unheard: Option<UnheardStatus>,
-    /// The URL of the API server, without credentials; None if the objects come from a folder.
+    /// The URL of the API server, without credentials; `None` if the objects come from a folder.
     #[serde(default)]
     pub api_server: Option<String>,
     pub last_sync: Option<Timestamp>,
     /// The number of syncs that changed a map.
     pub syncs: u64,
     pub problems: Vec<ProblemStatus>,
-    /// The objects, or parts of them, that could not be used.
+    /// The objects, or parts of objects, that are not served.
     pub skipped: Vec<String>,
-    /// The backends that are left out because this host, which is not a node, cannot reach them.
+    /// The backends that are left out because this host in mode host cannot reach them.
     #[serde(default)]
     pub unreachable: Vec<UnreachableStatus>,
-    /// The Services that have backends, and none that this host reaches.
+    /// The Services whose backends are all out of this host's reach.
     #[serde(default)]
     pub cut_off: Vec<CutOffStatus>,
-    /// The ports that have backends of a family, and none that this host reaches, where it reaches
-    /// another part of the Service.
+    /// The ports whose backends of a family are all out of this host's reach, while other parts of
+    /// the Service are reachable.
     #[serde(default)]
     pub cut_off_ports: Vec<CutOffPortStatus>,
-    /// The backends that have given no answer on this node of late.
+    /// The backends that have recently been unresponsive to this node.
     #[serde(default)]
     pub silent_backends: Vec<SilentStatus>,
-    /// The properties of this host that kpx does not obey. The agent stays healthy.
+    /// Properties of this host that kpx does not obey. They leave the agent healthy.
     #[serde(default)]
     pub notices: Vec<String>,
     pub devices: Vec<DeviceStatus>,
-    /// The cluster's names for programs of this machine; None if they are not served.
+    /// The name server for this machine's programs; `None` if it is off.
     #[serde(default)]
     pub names: Option<NamesStatus>,
-    /// The way to pods through the API server; None if it is off.
+    /// The tunnel to pods through the API server; `None` if it is off.
     #[serde(default)]
     pub tunnel: Option<TunnelStatus>,
-    /// The state of socket load balancing; None if it is off.
+    /// The state of socket load balancing; `None` if it is off.
     #[serde(default)]
     pub sockets: Option<SocketsStatus>,
-    /// The pods of this node, and the way of their sockets; None if no pods are chosen.
+    /// The pods of this node and the path of their sockets; `None` if no pods are selected.
     #[serde(default)]
     pub pods: Option<PodsStatus>,
     /// The place that keeps programs and maps in the kernel while no agent runs: `pins`, `filters`
-    /// or `nothing`. `unknown` is pins in a BPF file system that may go with the agent's container.
+    /// or `nothing`. `unknown` means pins in a BPF file system that may end with the agent's
+    /// container.
     #[serde(default)]
     pub kept_by: String,
     /// The tables by family.
@@ -81,10 +82,9 @@ pub struct Status {
     pub flows: BTreeMap<String, FlowStatus>,
     /// The counts of translated packets and opened flows.
     pub events: BTreeMap<String, u64>,
-    /// The counts of packets that were not translated, by reason.
+    /// The counts of untranslated packets, by reason.
     pub reasons: BTreeMap<String, u64>,
-    /// The kernel's ids of the datapath's maps, by name. Goes with the next release: an id is of no
-    /// use beyond the agent.
+    /// The kernel's ids of the maps, by name. Deprecated: the next release removes them.
     #[serde(default)]
     pub maps: BTreeMap<String, u32>,
     /// The fill of the maps, by name.
@@ -93,17 +93,17 @@ pub struct Status {
     pub programs: BTreeMap<String, LoadedProgram>,
 }
 
-/// The changes that do not reach the agent.
+/// The changes that the agent misses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnheardStatus {
-    /// The time since which.
+    /// The beginning of the outage.
     pub since: Timestamp,
     /// The kinds of objects: `Service`, `EndpointSlice`.
     pub kinds: Vec<String>,
 }
 
-/// A backend that has given no answer on this node of late.
+/// A backend that has recently been unresponsive to this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SilentStatus {
@@ -119,83 +119,82 @@ pub struct SilentStatus {
     pub is_aside: bool,
 }
 
-/// The operator's options, in the words of the flags.
+/// The operator's options, in the spelling of the flags.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OptionsStatus {
     /// The choice of masquerading: `default` or `compat`.
     pub masquerade: String,
     pub masquerade_all: bool,
-    /// The detection of local pods: `none`, or a mode and its argument.
+    /// The detection of local pods: `none`, or a mode with its argument.
     pub local_pods: String,
     /// The addresses of node ports: `all`, `primary`, or networks.
     pub node_port_addresses: String,
-    /// The loopback addresses at which programs of this host reach node ports.
+    /// The loopback addresses on which node ports are served to programs of this host.
     #[serde(default)]
     pub localhost_node_ports: Vec<IpAddr>,
     pub cluster_ip_external: bool,
-    /// The algorithm of Services that ask for none.
+    /// The default algorithm of Services.
     #[serde(default)]
     pub algorithm: String,
-    /// The state of the fast path, by which packets of open connections skip the stack, and its
-    /// reason: `off`, `on`, `auto: …`.
+    /// The state of the fast path and its reason: `off`, `on`, `auto: …`.
     #[serde(default)]
     pub fast_path: String,
-    /// The sockets that get a backend before they send a packet, and why if that is not what was
-    /// asked for: `off`, `host`, `all`, `auto: …`.
+    /// The sockets with socket load balancing, and the reason if the setting has no effect: `off`,
+    /// `host`, `all`, `auto: …`.
     #[serde(default)]
     pub socket_lb: String,
-    /// The routes that count for pods, beside this host's own: `off`, `default` or `nodes`. None on
-    /// a node.
+    /// The routes to pods that count in addition to this host's own: `off`, `default` or `nodes`.
+    /// `None` on a node.
     #[serde(default)]
     pub pod_routes: Option<String>,
 }
 
-/// The cluster's names, as programs of this machine ask for them.
+/// The name server for programs of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamesStatus {
     pub domain: String,
-    /// The address at which kpx answers; None if it cannot.
+    /// The address of kpx's name server; `None` if it cannot serve.
     pub address: Option<SocketAddr>,
-    /// True if systemd-resolved asks there for names of the domain.
+    /// True if systemd-resolved forwards the cluster domain to that address.
     pub asked_by_resolved: bool,
-    /// What keeps kpx from answering, or systemd-resolved from asking.
+    /// The obstacle for the name server or for systemd-resolved.
     pub why_not: Option<String>,
 }
 
-/// The way of TCP connections to pods through the API server.
+/// TCP connections to pods through the API server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TunnelStatus {
-    /// The sockets at which it begins, for this machine's programs alone.
+    /// The listening sockets, for this machine's programs alone.
     pub addresses: Vec<SocketAddr>,
     /// The number of streams that are open.
     pub streams: usize,
-    /// The numbers of streams that were opened, and of connections that failed.
+    /// The number of opened streams. The number of failed connections follows.
     pub opened: u64,
     pub failed: u64,
-    /// The last failure, until a connection to the same Service ends well. One of no Service lasts
-    /// until any does, or until the sockets' addresses stand.
+    /// The last failure. A later success for the same Service clears it. A failure without Service
+    /// is cleared by any success, or once all addresses listen.
     pub failure: Option<TunnelFailure>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TunnelFailure {
-    /// The Service as `namespace/name`, if the connection was for one.
+    /// The Service as `namespace/name`, if the connection belonged to a Service.
     pub service: Option<String>,
     pub why: String,
     pub at: Timestamp,
 }
 
-/// The pods of this node by the way of their TCP sockets.
+/// The pods of this node by the path of their TCP sockets.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodsStatus {
-    /// The number of pods whose sockets get a backend at `connect`.
+    /// The number of pods with socket load balancing.
     pub led: usize,
-    /// What keeps kpx from choosing pods, or from finding them.
+    /// The obstacle for selecting or finding pods.
     pub why_none: Option<String>,
     pub pods: Vec<PodStatus>,
 }
@@ -205,11 +204,12 @@ pub struct PodsStatus {
 pub struct PodStatus {
     pub namespace: String,
     pub name: String,
-    /// The way: `led`, `packets`, or `host` for a pod on the host's network.
+    /// The path: `led` (socket load balancing), `packets`, or `host` for a pod in the host's
+    /// network.
     pub way: String,
-    /// The reason in a word or two, which other pods share; empty if there is none.
+    /// The reason in a word or two, to group pods; empty without a reason.
     pub group: String,
-    /// The reason for another way than `led`.
+    /// The reason for a path other than `led`.
     pub why: Option<String>,
 }
 
@@ -261,8 +261,7 @@ pub struct DeviceStatus {
     pub attached_by: String,
     /// The role: `pod`, `device`, `loopback` or `anchor`.
     pub role: String,
-    /// The reason why a veth into another network namespace does not count as a pod's; null for
-    /// other devices.
+    /// The reason why a veth into another network namespace is not a pod's; null for other devices.
     #[serde(default)]
     pub no_pod: Option<String>,
 }
@@ -273,20 +272,19 @@ pub struct TableStatus {
     pub services: usize,
     pub service_ports: usize,
     pub frontends: usize,
-    /// The places of backends in the sets of service ports: a backend has one in each set that it
-    /// is in.
+    /// The slots in the sets of service ports: a backend has one slot in each of its sets.
     #[serde(default)]
     pub slots: usize,
-    /// The name that `slots` had: it goes with the next release.
+    /// The old name of `slots`. Deprecated: the next release removes it.
     pub backends: usize,
 }
 
-/// The numbers of flows and entries, as of the last sweep.
+/// The numbers of flows and entries at the last sweep.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowStatus {
     pub flows: usize,
-    /// The flows that neither both sides have closed nor one has reset.
+    /// The flows that are neither closed by both sides nor reset.
     #[serde(default)]
     pub open: usize,
     pub entries: usize,

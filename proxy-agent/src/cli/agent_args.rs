@@ -1,4 +1,4 @@
-//! The flags by which a command finds its agent.
+//! The flags that select the agent of a command.
 
 use std::path::PathBuf;
 

@@ -82,8 +82,8 @@ pub(crate) struct CleanupArgs {
 }
 
 impl CleanupArgs {
-    /// Returns the arguments for kube-proxy's `--cleanup`: remove the leftovers of both, unless a
-    /// kpx runs.
+    /// Returns the arguments in place of `kube-proxy --cleanup`: remove the leftovers of
+    /// kube-proxy, and those of kpx unless it runs.
     pub(crate) fn as_kube_proxy(settings: &Settings) -> Self {
         let run_dir = settings.run_dir.clone();
         let bpf_dir = settings.bpf_dir.clone();
@@ -101,7 +101,7 @@ impl CleanupArgs {
         }
     }
 
-    /// Returns the networks whose virtual servers stay.
+    /// Returns the networks whose IPVS virtual servers stay.
     fn excluded(&self) -> Vec<IpNet> {
         match self.ipvs_exclude_cidrs.is_empty() {
             true => kube_proxys_excluded(),
@@ -109,13 +109,13 @@ impl CleanupArgs {
         }
     }
 
-    /// Returns true if nothing of kpx's is to be removed.
+    /// Returns true if kpx's own state stays.
     fn is_for_kube_proxy_alone(&self) -> bool {
         self.kube_proxy && !self.force && !self.as_kube_proxy
     }
 }
 
-/// Removes the leftovers. Each removed thing is printed, even if the next one fails.
+/// Removes the leftovers. Prints what is removed, even if a later step fails.
 pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
     ensure!(
         Uid::effective().is_root(),
@@ -142,17 +142,16 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
     }
 }
 
-/// The end of a cleanup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// A kpx that starts has got all.
+    /// A kpx that is starting has taken over everything.
     Left,
 }
 
 async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -> Result<Outcome> {
     let kpx_runs = lock.is_err();
-    // It goes behind the lock, so that a kpx that starts meanwhile waits for that.
+    // Outlives the lock: a kpx that starts during the cleanup waits on this socket.
     let mut leaving = (args.drain && lock.is_ok())
         .then(Leaving::listen)
         .and_then(|listens| {
@@ -182,7 +181,7 @@ async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -
         }
         result => result,
     };
-    // The lock keeps a kpx from starting until all is done.
+    // The lock keeps a kpx from starting until the cleanup ends.
     drop(lock);
     if matches!(result, Ok(Outcome::Left)) {
         return result;
@@ -193,7 +192,7 @@ async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -
     result
 }
 
-/// Fails unless kpx's programs have tables in force here, or a running agent is healthy.
+/// Fails unless kpx serves here: its programs have tables, or a running agent is healthy.
 async fn ensure_served(args: &CleanupArgs, kpx_runs: bool, handle: &Handle) -> Result<()> {
     if kpx_runs
         && Client::new(&args.run_dir)
@@ -264,11 +263,11 @@ async fn ours(
     Ok(Outcome::Done)
 }
 
-/// The things removed so far.
+/// The items removed so far.
 #[derive(Debug, Default)]
 struct Removed {
     removed: Vec<String>,
-    /// The remarks to print after the removed things.
+    /// The remarks to print after the removed items.
     notes: Vec<String>,
 }
 
@@ -277,14 +276,14 @@ impl Removed {
         self.removed.push(what.into());
     }
 
-    /// Adds a number of things, if there are any.
+    /// Adds a number of items, unless it is 0.
     fn count(&mut self, number: usize, things: &str) {
         if number > 0 {
             self.add(format!("{number} {things}"));
         }
     }
 
-    /// Notes a thing that was made to keep kube-proxy's connections open.
+    /// Records an object created to keep kube-proxy's connections open.
     fn keep(&mut self, what: &str) {
         self.note(format!(
             "made {what}, which keeps kube-proxy's connections open: kpx cleanup removes it"
@@ -295,7 +294,6 @@ impl Removed {
         self.notes.push(note);
     }
 
-    /// Returns true if some note has this word.
     fn notes(&self, word: &str) -> bool {
         self.notes.iter().any(|note| note.contains(word))
     }

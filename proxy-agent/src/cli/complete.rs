@@ -1,5 +1,5 @@
-//! Completes the command line with the names that the running agent knows: namespaces, Services,
-//! pods, nodes and devices.
+//! Completes the command line with the running agent's names: namespaces, Services, pods, nodes,
+//! devices.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -14,13 +14,13 @@ use proxy_view::client::Client;
 use proxy_view::object_name::full_name;
 use proxy_view::{RUN_DIR, ServiceView};
 
-/// The variable by which a script of `kpx completions` asks for candidates.
+/// The environment variable by which the script of `kpx completions` requests candidates.
 pub(super) const ASKS: &str = "KPX_COMPLETE";
 
-/// The longest wait for the agent. A shell without an answer completes nothing, and says nothing.
+/// Time limit for the agent. Without an answer the shell completes nothing, silently.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The arguments of all commands whose values the agent knows.
+/// The arguments with values from the agent, of all commands.
 const KNOWN: [(&str, Names); 6] = [
     ("namespace", namespaces),
     ("service_namespace", namespaces),
@@ -30,11 +30,11 @@ const KNOWN: [(&str, Names); 6] = [
     ("in_device", devices),
 ];
 
-/// The names that an agent knows, by what it answers.
+/// Collects the names from the agent's answers.
 type Names = fn(&Client) -> BTreeSet<String>;
 
-/// Adds completers to a command and its parts. `kpx cluster` itself has other namespaces: those of
-/// kpx's pods.
+/// Adds completers to a command and its subcommands. The namespace of `kpx cluster` itself is that
+/// of kpx's pods, so it gets no completer.
 pub(super) fn with_names(command: Command) -> Command {
     let is_of_cluster = command.get_name() == "cluster";
     let mut command = command;
@@ -62,7 +62,6 @@ fn candidates(current: &OsStr, names: Names) -> Vec<CompletionCandidate> {
         .collect()
 }
 
-/// Returns the run directory of the command line that is completed.
 fn run_dir(mut words: impl Iterator<Item = String>) -> PathBuf {
     while let Some(word) = words.next() {
         let value = match word.split_once('=') {
@@ -96,7 +95,7 @@ fn services(client: &Client) -> BTreeSet<String> {
     all(client).iter().map(full_name).collect()
 }
 
-/// Returns the ends of a trace: Services, their pods, and the nodes of these.
+/// Returns the possible ends of a trace: Services, their pods, and the nodes of these pods.
 fn ends(client: &Client) -> BTreeSet<String> {
     let services = all(client);
     let backends = || {

@@ -39,7 +39,6 @@ pub(super) struct FlowsArgs {
     output: OutputArgs,
 }
 
-/// The flags that select flows.
 const SELECTORS: [&str; 5] = ["service", "state", "client", "backend", "namespace"];
 
 pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
@@ -80,7 +79,8 @@ pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
 }
 
 impl FlowsArgs {
-    /// Returns the flows whose clients spoke last, these first. The agent has them in no order.
+    /// Returns the flows with the most recent packets of the client, newest first. The agent sends
+    /// them in no order.
     async fn newest(&self, mut lines: Lines, limit: usize) -> Result<Vec<FlowView>> {
         let mut flows = Vec::new();
         while let Some(line) = lines.next().await? {
@@ -90,7 +90,7 @@ impl FlowsArgs {
                 continue;
             }
             flows.push(flow);
-            // Half of them are too many at each time.
+            // Sorting whenever the buffer is twice the limit bounds the memory.
             if flows.len() >= limit.saturating_mul(2) {
                 keep_newest(&mut flows, limit);
             }
@@ -108,7 +108,7 @@ impl FlowsArgs {
     }
 }
 
-/// Sorts flows, and keeps one of each and the first ones.
+/// Sorts and deduplicates the flows, and keeps the first `limit`.
 fn keep_newest(flows: &mut Vec<FlowView>, limit: usize) {
     let key = |flow: &FlowView| (flow.idle_secs, flow.client, flow.frontend, flow.from_node);
     flows.sort_unstable_by(|a, b| {

@@ -1,4 +1,4 @@
-//! `kpx completions` and `kpx man`: describe the command line to shells and to man.
+//! `kpx completions` and `kpx man`: the command line for shells and for man.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ pub(super) fn completions(args: &CompletionsArgs) -> Result<()> {
         ShellName::Powershell => &Powershell,
     };
     let mut script = Vec::new();
-    // The script finds kpx by the PATH, so that it serves every place of the program.
+    // The script finds kpx in the PATH, so that it works wherever kpx is installed.
     shell
         .write_registration(ASKS, "kpx", "kpx", "kpx", &mut script)
         .context("write the script")?;
@@ -64,8 +64,7 @@ pub(super) fn man(args: &ManArgs) -> Result<()> {
     print(&String::from_utf8(page).context("a manual page is text")?)
 }
 
-/// Writes the page of a command, and those of its parts: kpx.1, kpx-cluster.1,
-/// kpx-cluster-status.1.
+/// Writes the pages of a command and its subcommands: kpx.1, kpx-cluster.1, kpx-cluster-status.1.
 fn write_pages(command: &Command, dir: &Path) -> Result<()> {
     let path = dir.join(format!(
         "{}.1",

@@ -111,7 +111,7 @@ fn text(status: &Status, form: Form) -> String {
     sections.join("\n")
 }
 
-/// Formats the facts about the whole agent.
+/// Formats the agent's global state.
 fn head(status: &Status, form: Form) -> String {
     let mut by_role = BTreeMap::<_, usize>::new();
     status
@@ -147,7 +147,7 @@ fn head(status: &Status, form: Form) -> String {
                     .join(", "),
             ),
         ),
-        // The options follow, one in a line.
+        // The options follow, one per line.
         ("Options:", Cell::new("")),
     ];
     let is_node = status.mode != Mode::Host.to_string();
@@ -189,7 +189,7 @@ fn head(status: &Status, form: Form) -> String {
     form.sentences(&[], rows.map(|(name, value)| vec![cell(name), value]))
 }
 
-/// Says whether the node is well, and what the agent does not hear of.
+/// Describes the node's health, and the changes that the agent misses.
 fn health(status: &Status) -> Cell {
     let unheard = status.unheard.as_ref().filter(|_| status.complete).map(
         |UnheardStatus { since, kinds }| {
@@ -212,7 +212,7 @@ fn health(status: &Status) -> Cell {
     }
 }
 
-/// Counts backends that give no answer: `3 backends of 2 Services without an answer, 2 set ejected`.
+/// Counts the unresponsive backends: `3 backends of 2 Services without an answer, 2 ejected`.
 fn silent(backends: &[SilentStatus]) -> Cell {
     let services = backends
         .iter()
@@ -246,8 +246,7 @@ fn counted(number: usize, role: &str) -> String {
     }
 }
 
-/// Says where the cluster's names are answered:
-/// `*.cluster.local at 127.0.0.153:53, used by systemd-resolved`.
+/// Describes the name server: `*.cluster.local at 127.0.0.153:53, used by systemd-resolved`.
 fn served_names(names: &NamesStatus) -> String {
     let why = names
         .why_not
@@ -266,8 +265,7 @@ fn served_names(names: &NamesStatus) -> String {
     }
 }
 
-/// Says what goes through the API server:
-/// `TCP through the API server: 2 streams open, 17 opened, 1 failed`.
+/// Describes the tunnel: `TCP through the API server: 2 streams open, 17 opened, 1 failed`.
 fn tunnelled(tunnel: &TunnelStatus) -> Cell {
     let TunnelStatus {
         streams,
@@ -290,7 +288,7 @@ fn tunnelled(tunnel: &TunnelStatus) -> Cell {
     }
 }
 
-/// Counts pods by the way of their sockets: `3 led, 1 host; by packets: 2 in a mesh`.
+/// Counts pods by the path of their sockets: `3 led, 1 host; by packets: 2 in a mesh`.
 fn ways(pods: &PodsStatus) -> String {
     let count = |way: &str| pods.pods.iter().filter(|pod| pod.way == way).count();
     let mut groups = BTreeMap::<_, usize>::new();
@@ -316,7 +314,7 @@ fn ways(pods: &PodsStatus) -> String {
     }
 }
 
-/// Lists the pods with the way of each and its reason.
+/// Lists the pods with their path and its reason.
 fn pods(status: &Status, form: Form) -> String {
     let pods = status.pods.iter().flat_map(|pods| &pods.pods);
     let rows = pods.map(|pod| {
@@ -329,7 +327,7 @@ fn pods(status: &Status, form: Form) -> String {
     form.sentences(&["POD", "SOCKETS", "WHY"], rows)
 }
 
-/// Describes what happens to Services while no agent runs.
+/// Describes the fate of Services while no agent runs.
 fn restarts(status: &Status) -> Cell {
     match status.kept_by.as_str() {
         "pins" => cell("no gap: the node's BPF file system keeps programs and maps"),
@@ -348,7 +346,7 @@ fn restarts(status: &Status) -> Cell {
     }
 }
 
-/// Returns the operator's options that mean something in this mode, as rows below `Options:`.
+/// Returns the options that apply in this mode, as rows below `Options:`.
 fn options(status: &Status, is_node: bool) -> Vec<(&'static str, String)> {
     let OptionsStatus {
         masquerade,
@@ -380,7 +378,7 @@ fn options(status: &Status, is_node: bool) -> Vec<(&'static str, String)> {
             rows.push(("  ClusterIPs:", "not for external clients".to_owned()));
         }
     }
-    // An agent of an earlier version leaves the algorithm empty.
+    // Earlier versions of the agent leave the algorithm empty.
     if !matches!(algorithm.as_str(), "" | "random") {
         rows.push(("  algorithm:", algorithm.clone()));
     }
@@ -399,7 +397,7 @@ fn options(status: &Status, is_node: bool) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// Names the addresses of node ports: `all addresses, and 127.0.0.1 for this host`.
+/// Describes the addresses of node ports: `all addresses, and 127.0.0.1 for this host`.
 fn node_ports(options: &OptionsStatus) -> String {
     let OptionsStatus {
         node_port_addresses,
@@ -424,13 +422,13 @@ fn node_ports(options: &OptionsStatus) -> String {
     )
 }
 
-/// Names the sockets that get a backend at `connect`: `auto: host, TCP, cgroup /sys/fs/cgroup`.
+/// Describes the sockets that get a backend at `connect`: `auto: host, TCP, cgroup /sys/fs/cgroup`.
 fn socket_lb(status: &Status) -> String {
     let socket_lb = &status.options.socket_lb;
     match &status.sockets {
         Some(sockets) => {
             let protocols = if sockets.udp { "TCP and UDP" } else { "TCP" };
-            // An agent of an earlier version has the scope alone.
+            // Earlier versions of the agent report only the scope.
             let served = if socket_lb.is_empty() {
                 &sockets.scope
             } else {
@@ -443,8 +441,7 @@ fn socket_lb(status: &Status) -> String {
     }
 }
 
-/// Lists the reasons why the agent is unhealthy, the objects that it could not use, and its
-/// notices.
+/// Lists the reasons for bad health, the objects that are not served, and the notices.
 fn problems(status: &Status, form: Form) -> String {
     let problems = status.problems.iter().map(|problem| {
         vec![
@@ -503,7 +500,7 @@ fn families(status: &Status, form: Form) -> String {
     )
 }
 
-/// Lists the maps that hold entries; with `wide` all maps, even those without a count.
+/// Lists the maps with entries; `wide` lists all maps, including maps without a count.
 fn maps(status: &Status, form: Form) -> String {
     let is_old = |name: &String| {
         status
@@ -532,8 +529,7 @@ fn maps(status: &Status, form: Form) -> String {
     form.table(&["MAP", "ENTRIES", "MAX", "FULL"], shown.map(row))
 }
 
-/// Shows how full a map is: yellow from 70 %, where it deserves attention, and red from 90 %, where
-/// it needs action.
+/// Formats the fill of a map: yellow from 70 %, red from 90 %, where it needs action.
 fn full(fill: &MapFill) -> Cell {
     let Some(entries) = fill.entries else {
         return cell("");

@@ -1,4 +1,4 @@
-//! Shows how each command is used, after its help and in its manual page.
+//! Adds examples and exit statuses to each command's help and manual page.
 
 mod examples;
 
@@ -16,7 +16,6 @@ use super::Cli;
 use super::complete::{ASKS, with_names};
 use examples::{EXAMPLES, Example};
 
-/// The ways in which a command ends.
 const ENDS: [(&str, &str); 3] = [
     ("0", "Success, healthy."),
     ("1", "Failure, or unhealthy."),
@@ -48,7 +47,7 @@ pub(super) fn command() -> Command {
     })
 }
 
-/// Returns the examples by command, which is two words for a part of `cluster`.
+/// Returns the examples by command; a subcommand of `cluster` has two words.
 fn all_examples() -> impl Iterator<Item = (String, &'static [Example])> {
     let of_cluster = proxy_cluster::EXAMPLES
         .iter()
@@ -69,8 +68,8 @@ fn with_examples(command: Command, path: &[&str], examples: &[Example]) -> Comma
 }
 
 impl Cli {
-    /// Reads a command line. Ends the process if it is wrong, asks for help, or if a shell asks how
-    /// it may go on.
+    /// Parses a command line. Ends the process after a usage error, a request for help, or a
+    /// shell's request for completion.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Self {
         CompleteEnv::with_factory(|| with_names(command()))
             .var(ASKS)
@@ -84,17 +83,17 @@ impl Cli {
     }
 }
 
-/// Prints a usage error, or the help, and ends the process.
+/// Prints a usage error or the help, and ends the process.
 fn end(mut error: clap::Error) -> ! {
-    // A similar value is the fix. The list of all values would stand above it.
+    // A similar value is the fix; the list of all values would hide it.
     if error.get(ContextKind::SuggestedValue).is_some() {
         error.remove(ContextKind::ValidValue);
     }
     error.exit()
 }
 
-/// Writes usages as their reader called the program: without the word that stands for its name as
-/// kube-proxy, or as kubectl's plugin.
+/// Adapts usages to the program's name: as kube-proxy or as kubectl's plugin, the subcommand is
+/// implicit.
 fn called_as(command: Command, program: Option<&OsString>) -> Command {
     let program = program
         .and_then(|path| Path::new(path).file_name())
@@ -130,7 +129,6 @@ fn after_help(examples: &[Example]) -> String {
     format!("Examples:\n{}", lines.collect::<String>().trim_end())
 }
 
-/// Writes the manual page of a command.
 pub(super) fn page(command: &Command, out: &mut dyn io::Write) -> io::Result<()> {
     let man = Man::new(command.clone());
     man.render_title(out)?;
@@ -188,7 +186,7 @@ fn see_also(command: &Command) -> Vec<Example> {
     ALL.into_iter().filter(|(page, _)| *page != own).collect()
 }
 
-/// Writes a section of terms, each with its meaning. An empty list is no section.
+/// Writes a section of terms and meanings, unless the list is empty.
 fn list(out: &mut dyn io::Write, heading: &str, items: &[Example]) -> io::Result<()> {
     if items.is_empty() {
         return Ok(());
@@ -212,7 +210,7 @@ mod tests {
     use super::*;
     use crate::config::arguments;
 
-    /// Returns the names of commands and of their parts that users see.
+    /// Returns the names of visible commands and subcommands.
     fn shown(command: &Command, of: &str) -> Vec<String> {
         let parts = command
             .get_subcommands()
@@ -255,7 +253,7 @@ mod tests {
         }
     }
 
-    /// Returns the command and all below it that users see.
+    /// Returns the command and its visible subcommands, recursively.
     fn all(command: &Command) -> Vec<&Command> {
         let parts = command.get_subcommands().filter(|part| !part.is_hide_set());
         [command].into_iter().chain(parts.flat_map(all)).collect()

@@ -22,9 +22,9 @@ pub(super) struct VersionArgs {
 #[serde(rename_all = "camelCase")]
 struct Versions {
     kpx: &'static str,
-    /// The version of the running agent; null if none answers.
+    /// The version of the running agent; null without an agent.
     agent: Option<String>,
-    /// The reason why no agent answers; null if one does.
+    /// The error of reaching the agent; null with an agent.
     why_no_agent: Option<String>,
 }
 

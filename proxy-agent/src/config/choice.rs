@@ -1,5 +1,4 @@
-//! The closed choices of a configuration: enums in Rust, with names in documents and on the command
-//! line.
+//! Closed choices of the configuration: enums in Rust, names in documents and flags.
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, Resettable};
@@ -10,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serializer};
 use proxy_core::health::HealthMode;
 use proxy_core::model::{ALGORITHMS, algorithm_name};
 
-/// Returns all values as flags and documents spell them, without their help.
+/// Returns the names of all values, without their help.
 pub(super) fn values<T: ValueEnum>() -> Vec<PossibleValue> {
     let values = T::value_variants().iter().filter_map(T::to_possible_value);
     values.map(|value| value.help(Resettable::Reset)).collect()
@@ -41,7 +40,7 @@ fn read<T: ValueEnum>(text: &str) -> Result<T, String> {
     T::from_str(text, false).map_err(|_| must_be_one_of(&values::<T>()))
 }
 
-/// A choice that an empty text leaves open.
+/// An optional choice; an empty text is `None`.
 pub(super) mod or_empty {
     use super::*;
 

@@ -1,4 +1,5 @@
-//! The configuration for `/configz`: kube-proxy's part has the names of its internal fields.
+//! The configuration for `/configz`. kube-proxy's part has the names of kube-proxy's internal
+//! fields.
 
 use serde_json::{Value, json};
 
@@ -31,7 +32,7 @@ fn internal(config: &KubeProxyConfiguration) -> Value {
             "QPS": connection.qps,
             "Burst": connection.burst,
         },
-        // Only this type is the same in files.
+        // Only this type has the same names in files.
         "Logging": config.logging,
         "HostnameOverride": config.hostname_override,
         "BindAddress": config.bind_address,

@@ -18,7 +18,7 @@ use proxy_source::document::{Document, documents_with};
 pub(super) struct FileConfig {
     pub(super) kube_proxy: Option<Value>,
     pub(super) kpx: Option<Value>,
-    /// The unknown and the repeated fields: the file may be for a newer kpx, or have mistakes.
+    /// The unknown and repeated fields: the file may be for a newer kpx, or have mistakes.
     pub(super) doubtful: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ impl FileConfig {
     }
 }
 
-/// Decodes a document. Returns its unknown fields, or the wrong field and the reason.
+/// Decodes a document. Returns its unknown fields; the error is the invalid field and the reason.
 fn decode<T: DeserializeOwned>(value: &Value) -> Result<Vec<String>, (String, String)> {
     let mut unknown = Vec::new();
     let mut ignored = |path: serde_ignored::Path<'_>| unknown.push(tree::path(&path.to_string()));

@@ -1,4 +1,4 @@
-//! The flags of `kpx run`: kube-proxy's and kpx's own, each with the field that it sets.
+//! The flags of `kpx run`: kube-proxy's and kpx's, each with the field that it sets.
 
 mod arg;
 pub(super) mod table;
@@ -38,25 +38,24 @@ pub(super) enum Effect {
     Kpx(&'static str),
     /// An action instead of a field.
     Command,
-    /// An aid for developers of kpx, which is not shown.
+    /// A hidden flag for developers of kpx.
     Development,
     /// A field that no longer exists.
     Nothing,
 }
 
-/// The kind of a flag's value.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// A boolean in Go's notation: `--flag` or `--flag=false`.
     Switch,
     Integer,
-    /// An integer, or this one where the flag has no value.
+    /// An integer; the text is the value of a flag without one.
     IntegerOr(&'static str),
     Number,
     Text,
     File,
     Dir,
-    /// A list with commas; the flag may be repeated.
+    /// A comma-separated list; the flag may be repeated.
     List,
     /// A map of booleans: `A=true,B=false`.
     Gates,
@@ -80,7 +79,7 @@ pub struct RunArgs(pub(crate) FlagValues);
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeArgs(pub(super) FlagValues);
 
-/// The flags of `kpx run` that `kpx check` goes by.
+/// The flags of `kpx run` that `kpx check` uses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CheckFlags(pub(super) FlagValues);
 
@@ -108,7 +107,7 @@ impl FlagValues {
             .filter_map(|flag| Some((flag, self.0.get(flag.name)?)))
     }
 
-    /// Returns the flag that set a wrong field.
+    /// Returns the flag that set an invalid field.
     pub(super) fn flag_of(&self, kind: &str, field: &str, has_file: bool) -> Option<&'static str> {
         let counts = |flag: &Flag| !has_file || !flag.effect.is_overruled_by_file();
         self.flags()
@@ -121,7 +120,7 @@ impl FlagValues {
     pub(super) fn apply(&self, kube_proxy: &mut Value, kpx: &mut Value, has_file: bool) {
         for (flag, value) in self.flags() {
             match flag.effect {
-                // An empty value counts as none: kube-proxy's manifests have many of them.
+                // An empty value means unset: kube-proxy's manifests have many empty values.
                 _ if value.as_str().is_some_and(str::is_empty) => {
                     self.switch_off(flag, kube_proxy, has_file)
                 }
@@ -148,7 +147,7 @@ impl FlagValues {
         }
     }
 
-    /// Turns an address off; only the addresses to listen on can be off.
+    /// Disables an address. Only listening addresses can be disabled.
     fn switch_off(&self, flag: &Flag, kube_proxy: &mut Value, has_file: bool) {
         if let Effect::KubeProxy([field]) = flag.effect
             && matches!(*field, "healthzBindAddress" | "metricsBindAddress")
@@ -159,10 +158,10 @@ impl FlagValues {
     }
 }
 
-/// The address that stands for none: its port is 0, and the IP address does not matter.
+/// The address that disables a listener: only its port 0 matters.
 pub(super) const OFF: &str = "0.0.0.0:0";
 
-/// Sets the port of an address that has none: `--healthz-port` and `--metrics-port`.
+/// Sets the port of an address that lacks one: `--healthz-port` and `--metrics-port`.
 fn set_port(kube_proxy: &mut Value, field: &str, port: &Value) {
     let address = tree::get(kube_proxy, field)
         .and_then(Value::as_str)
@@ -176,7 +175,7 @@ fn set_port(kube_proxy: &mut Value, field: &str, port: &Value) {
 }
 
 impl Flag {
-    /// Returns the field of KpxConfiguration and its values, if there is a closed list.
+    /// Returns the field of KpxConfiguration and its values, for a closed choice.
     pub(super) fn choice(&self) -> Option<(&'static str, Vec<PossibleValue>)> {
         match (self.effect, self.kind) {
             (Effect::Kpx(field), Kind::Choice(values)) => Some((field, values())),
@@ -212,9 +211,9 @@ impl Effect {
     }
 }
 
-/// Returns the command line in clap's form. `cluster` is added under the name of kubectl's plugin.
-/// `run` is added under kube-proxy's name and before a line of flags alone. As in kube-proxy, the
-/// names of flags may have `_` for `-`.
+/// Returns the command line in clap's form. Adds `cluster` under the plugin's name; adds `run`
+/// under kube-proxy's name, or if only flags are given. `_` in a flag's name becomes `-`, as in
+/// kube-proxy.
 pub fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = given.into_iter().collect();
     let own_name = arguments

@@ -1,14 +1,14 @@
-//! The feature gates of kube-proxy: those that kpx obeys, and those that it accepts.
+//! kube-proxy's feature gates: those that kpx obeys, and those that it accepts.
 
 use std::collections::BTreeMap;
 
 use super::kube_version::KubeVersion;
 
-/// Services' ExternalIPs are served (KEP-5707).
+/// Serves ExternalIPs (KEP-5707).
 pub(super) const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
-/// Node ports are served at loopback addresses in mode nftables (KEP-6032).
+/// Serves node ports at loopback addresses in mode nftables (KEP-6032).
 pub(super) const LOCALHOST: &str = "KubeProxyNFTablesLocalhostNodePorts";
-/// The mode ipvs is permitted (KEP-5495).
+/// Permits the mode ipvs (KEP-5495).
 pub(super) const IPVS: &str = "KubeProxyIPVS";
 
 /// The first version in which ExternalIPs and IPVS need their gates (KEP-5707, KEP-5495).
@@ -56,7 +56,6 @@ const GATES: [&str; 36] = [
 /// Older gates, and gates of other systems.
 const OTHERS: [&str; 2] = ["WatchList", "WinOverlay"];
 
-/// The gates that kpx obeys.
 const OBEYED: [&str; 2] = [EXTERNAL_IPS, LOCALHOST];
 
 /// The gates that an operator has set.
@@ -83,7 +82,7 @@ impl Gates<'_> {
     }
 
     /// Returns true unless the operator has disabled node ports at loopback addresses. kube-proxy
-    /// needs the gate up to 1.37; the operator has to name the addresses in any case.
+    /// needs the gate up to 1.37; the operator must name the addresses in any version.
     pub(super) fn localhost(self) -> bool {
         self.set.get(LOCALHOST).copied().unwrap_or(true)
     }
@@ -98,8 +97,8 @@ impl Gates<'_> {
             .collect()
     }
 
-    /// Returns unknown gates whose names nearly match a gate that kpx obeys, with the correct name.
-    /// The operator would rely on their effect.
+    /// Returns unknown gates that resemble a gate that kpx obeys, with the correct name. The
+    /// operator would rely on their effect.
     pub(super) fn misspelt(self) -> Vec<(String, &'static str)> {
         let nearly = |gate: &str| OBEYED.into_iter().find(|obeyed| is_near(gate, obeyed));
         self.unknown()
@@ -109,12 +108,12 @@ impl Gates<'_> {
     }
 }
 
-/// Returns true if two names differ in at most three letters, or only in case.
+/// Returns true if two names differ only in case, or in at most three letters.
 fn is_near(name: &str, other: &str) -> bool {
     distance(&name.to_ascii_lowercase(), &other.to_ascii_lowercase()) <= 3
 }
 
-/// Returns the edit distance: letters to change, insert and remove.
+/// Returns the Levenshtein distance.
 fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();

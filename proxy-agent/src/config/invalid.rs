@@ -1,4 +1,4 @@
-//! Collects the errors of a configuration, each with its field.
+//! Collects the errors of a configuration with their fields.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,10 +11,10 @@ use super::flags::table::FLAGS;
 use crate::config::duration::GoDuration;
 use crate::config::tree;
 
-/// The choice that an empty text leaves open.
+/// The choice whose empty value means unset.
 const MAY_BE_EMPTY: &str = "attach";
 
-/// An error in the API server's wording. The flag is the one that set the value.
+/// An error in the API server's wording, with the flag that set the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Invalid {
     pub(super) kind: &'static str,
@@ -59,7 +59,7 @@ impl fmt::Display for InvalidConfiguration {
 
 impl std::error::Error for InvalidConfiguration {}
 
-/// A check of the fields of one document, which collects the errors.
+/// Checks the fields of a document, and collects the errors.
 pub(super) struct Fields {
     kind: &'static str,
     pub(super) invalid: Vec<Invalid>,

@@ -1,4 +1,4 @@
-//! The settings of kube-proxy's mode ipvs, and their replacements in kpx.
+//! The settings of kube-proxy's IPVS mode, and their replacements in kpx.
 
 use ipnet::IpNet;
 use proxy_common::frontend::Algorithm;
@@ -9,11 +9,11 @@ use super::kube_proxy::{Ipvs, KubeProxyConfiguration};
 use crate::config::duration::GoDuration;
 use crate::config::tree;
 
-/// A scheduler of IPVS, and the algorithm that spreads clients most like it.
+/// An IPVS scheduler, and the algorithm that spreads clients most similarly.
 struct Scheduler {
     name: &'static str,
     nearest: Algorithm,
-    /// The difference that a client or a backend may notice; empty without one.
+    /// The difference for a client or a backend; empty without one.
     differs: &'static str,
 }
 
@@ -21,9 +21,10 @@ const TWO: &str = "kpx selects the backend with fewer open flows of this node fr
 const BY_ADDRESS: &str = "IPVS selects by the client's address, kpx by address and port: use sessionAffinity: ClientIP for clients that must stay";
 const ONE: &str = "IPVS sends all clients of a frontend to one backend, kpx to all backends";
 
-/// The schedulers of Linux, of which kube-proxy accepts the first ten; its default is `rr`.
+/// Linux' schedulers. kube-proxy accepts the first ten, and its default is `rr`.
 ///
-/// kube-proxy gives each server the weight 1, so weighted schedulers behave like unweighted ones.
+/// kube-proxy gives each server the weight 1, so weighted schedulers act like unweighted
+/// schedulers.
 #[rustfmt::skip]
 const SCHEDULERS: [Scheduler; 13] = [
     Scheduler { name: "rr", nearest: Algorithm::ROUND_ROBIN, differs: "" },
@@ -58,8 +59,8 @@ pub(super) fn schedulers() -> String {
         .join(", ")
 }
 
-/// Returns the fields of a KpxConfiguration that kube-proxy's document sets in mode ipvs, unless
-/// the operator does.
+/// Returns the fields of a KpxConfiguration derived from kube-proxy's document in mode ipvs. The
+/// operator's own fields take precedence.
 pub(super) fn defaults(kube_proxy: &Value) -> Value {
     let given = tree::get(kube_proxy, "ipvs.scheduler")
         .and_then(Value::as_str)
@@ -70,7 +71,7 @@ pub(super) fn defaults(kube_proxy: &Value) -> Value {
     }
 }
 
-/// Returns the replacement of the scheduler and the difference; None without a difference.
+/// Returns the scheduler's replacement and the difference; `None` without a difference.
 pub(super) fn notice(ipvs: &Ipvs) -> Option<String> {
     let Scheduler {
         name,
@@ -83,7 +84,7 @@ pub(super) fn notice(ipvs: &Ipvs) -> Option<String> {
     ))
 }
 
-/// Returns the networks whose virtual servers are not kube-proxy's. The list was checked before.
+/// Returns the networks whose virtual servers are not kube-proxy's. The list is already checked.
 pub(super) fn excluded(kube_proxy: &KubeProxyConfiguration) -> Vec<IpNet> {
     let excluded = kube_proxy
         .ipvs
@@ -93,7 +94,7 @@ pub(super) fn excluded(kube_proxy: &KubeProxyConfiguration) -> Vec<IpNet> {
     excluded.filter_map(|net| net.parse().ok()).collect()
 }
 
-/// Returns the configured fields without an effect, each with the reason.
+/// Returns the configured fields without effect, with the reasons.
 pub(super) fn without_effect(ipvs: &Ipvs) -> impl Iterator<Item = (&'static str, &'static str)> {
     let timeouts = [
         ("ipvs.tcpTimeout", ipvs.tcp_timeout),

@@ -46,17 +46,17 @@ pub struct KpxConfiguration {
     /// An address and a port, or `none`. Empty: `127.0.0.153:53` in mode host, else `none`.
     pub dns_address: String,
     pub cluster_domain: String,
-    /// Empty: the mechanism that the kernel supports.
+    /// Empty: the best mechanism of the kernel.
     #[serde(with = "choice::or_empty")]
     pub attach: Option<Mechanism>,
     #[serde(with = "choice")]
     pub fast_path: FastPath,
-    /// The entries of each family's flow table; 0: by the machine's memory.
+    /// The entries of each family's flow table; 0: derived from the machine's memory.
     pub flow_table_size: u32,
-    /// The entries of each family's tables of frontends and service ports; 0: by the machine's
-    /// memory.
+    /// The entries of each family's tables of frontends and service ports; 0: derived from the
+    /// machine's memory.
     pub service_table_size: u32,
-    /// The entries of each family's tables of endpoints; 0: by the machine's memory.
+    /// The entries of each family's tables of endpoints; 0: derived from the machine's memory.
     pub endpoint_table_size: u32,
     #[serde(rename = "socketLB", with = "choice")]
     pub socket_lb: SocketLb,
@@ -64,27 +64,27 @@ pub struct KpxConfiguration {
     pub socket_lb_udp: bool,
     /// A folder of a cgroup2 file system; empty: its root.
     pub cgroup_root: String,
-    /// Lets pods of this node answer for Services that request it.
+    /// Enables local redirects for Services that request them.
     pub local_redirect: bool,
-    /// The networks of addresses, besides Services, that LocalRedirects may redirect.
+    /// The networks of addresses other than Services' that LocalRedirects may redirect.
     pub local_redirect_addresses: Vec<String>,
     /// The cluster's version, for defaults that depend on kube-proxy's version.
     pub kubernetes_version: String,
-    /// The longest wait for this node's object.
+    /// Time limit for the Node object.
     pub node_timeout: GoDuration,
     pub run_dir: String,
-    /// The group whose members may connect to the agent's socket; empty: root alone.
+    /// The group that may connect to the agent's socket; empty: root alone.
     pub socket_group: String,
     /// A folder in a BPF file system.
     pub bpf_dir: String,
     /// Removes the data path when the agent ends.
     pub cleanup_on_exit: bool,
     pub ui: bool,
-    /// The number of Service ports with series of their own in `/metrics`.
+    /// The maximum number of Service ports with series in `/metrics`.
     pub service_metrics: u32,
-    /// The number of decisions, and of refusals, that `kpx monitor --since` can show.
+    /// The numbers of decisions, and of drops and rejections, for `kpx monitor --since`.
     pub monitor_history: u32,
-    /// Makes the kernel measure the programs.
+    /// Enables the kernel's statistics of the programs.
     pub bpf_stats: bool,
 }
 
@@ -114,17 +114,17 @@ impl KpxConfiguration {
         fields
     }
 
-    /// Returns the options of socket load balancing; None if disabled. `masquerades` is set if
+    /// Returns the options of socket load balancing; `None` if disabled. `masquerades` is true if
     /// masquerading depends on clients' addresses, which only packets have.
     pub(super) fn sockets(&self, masquerades: bool, own: &mut Fields) -> Option<SocketOptions> {
-        // An invalid scope was reported before, and decides nothing about the other fields.
+        // An invalid scope is already reported, and decides nothing about the other fields.
         if own.has_refused("socketLB") {
             return None;
         }
         let is_on = match self.socket_lb {
             SocketLb::Off => false,
-            // A host outside the cluster is somebody's machine: translation on all sockets is that
-            // person's choice.
+            // A host outside the cluster is somebody's machine: its owner must enable translation
+            // of all sockets.
             SocketLb::Auto => self.mode == Mode::Node,
             SocketLb::Host | SocketLb::All => true,
         };

@@ -1,4 +1,4 @@
-//! Decides which of the node's own addresses serve node ports.
+//! Decides which of the node's addresses serve node ports.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,17 +9,17 @@ use ipnet::IpNet;
 /// The value of `--nodeport-addresses`. Empty: all addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePortAddresses {
-    /// Set to include the node's primary addresses.
+    /// True to include the node's primary addresses.
     primary: bool,
     nets: Vec<IpNet>,
 }
 
-/// The loopback addresses that serve node ports to programs of the host itself.
+/// The loopback addresses that serve node ports to programs of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Localhost {
     #[default]
     Off,
-    /// 127.0.0.1 unless other addresses were configured, and each loopback address configured by
+    /// 127.0.0.1 unless other addresses are configured, and each loopback address configured by
     /// name: kube-proxy's rule in mode iptables.
     Included,
     /// The addresses configured by name, with local endpoints only under `externalTrafficPolicy:
@@ -52,8 +52,8 @@ impl NodePortAddresses {
         nets.is_ok()
     }
 
-    /// Returns true if the address serves node ports to all. `primary` are the node's primary
-    /// addresses. Loopback addresses never do.
+    /// Returns true if the address serves node ports to all clients; loopback addresses never do.
+    /// `primary` are the node's primary addresses.
     pub fn accepts(&self, addr: IpAddr, primary: &[IpAddr]) -> bool {
         let is_named = self.primary && primary.contains(&addr)
             || self.nets.iter().any(|net| net.contains(&addr));
@@ -62,7 +62,7 @@ impl NodePortAddresses {
 
     /// Returns the loopback addresses that serve node ports to programs of the host.
     pub fn localhosts(&self, localhost: Localhost) -> Vec<IpAddr> {
-        // A larger network that includes loopback addresses does not name them.
+        // A larger network that contains loopback addresses does not name them.
         let is_named = |addr| {
             self.nets
                 .iter()
@@ -80,8 +80,8 @@ impl NodePortAddresses {
         LOCALHOSTS.into_iter().filter(serves).collect()
     }
 
-    /// Returns the addresses to listen on for a service that node port addresses serve. The
-    /// unspecified address stands for all of its family. `own` are the node's addresses.
+    /// Returns the addresses to listen on for a service at the node port addresses. The unspecified
+    /// address stands for a whole family. `own` are the node's addresses.
     pub fn listen_on(
         &self,
         own: impl IntoIterator<Item = IpAddr>,
@@ -143,8 +143,7 @@ mod tests {
     ];
     const PRIMARY: [&str; 2] = ["192.0.2.1", "fd00::1"];
 
-    /// A case: name, option, the node's own addresses that it accepts, and the addresses to listen
-    /// on.
+    /// A case: name, option, the accepted addresses of the node, the addresses to listen on.
     type Case<'a> = (&'a str, &'a [&'a str], &'a [&'a str], &'a [&'a str]);
 
     #[test]

@@ -45,7 +45,6 @@ fn settings(line: &str) -> Settings {
         .unwrap_or_else(|error| panic!("{line}: {error:#}"))
 }
 
-/// A file for `--config`.
 struct ConfigFile {
     folder: TempDir,
     path: PathBuf,

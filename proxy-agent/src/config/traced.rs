@@ -1,4 +1,4 @@
-//! The rules of a node that only `kpx trace` uses, from the node's flags.
+//! The rules of a node for `kpx trace`, from the node's flags.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use super::flags::{FlagValues, NodeArgs};
 use crate::node::NodeOptions;
 use crate::node::detect::{Detection, Detector};
 
-/// The options of a node, and its detector's facts from the cluster.
+/// The options of a node, and its detector's data from the cluster.
 #[derive(Debug)]
 pub struct TracedNode {
     options: NodeOptions,

@@ -1,4 +1,4 @@
-//! Checks a configuration and resolves it. Every wrong field is reported.
+//! Checks a configuration and resolves it. Reports every invalid field.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -23,9 +23,9 @@ use proxy_datapath::SocketOptions;
 use proxy_dns::Zone;
 use proxy_view::DNS_ADDRESS;
 
-/// The longest name of a device in bytes: `IFNAMSIZ` without its final zero.
+/// The maximum length of a device's name in bytes: `IFNAMSIZ` without its final zero.
 const DEVICE_NAME_MAX: usize = 15;
-/// The most packets of a kind that the monitor keeps: they take up to 100 MiB.
+/// The maximum number of packets of a kind that the monitor keeps: up to 100 MiB.
 const MONITOR_HISTORY_MAX: u32 = 100_000;
 
 /// The parsed fields of both documents.
@@ -42,7 +42,7 @@ pub(super) struct Checked {
     pub(crate) socket_group: Option<u32>,
 }
 
-/// Returns the checked fields. `own` holds the fields of `kpx` that were refused before.
+/// Returns the checked fields. `own` has the errors of `kpx` found so far.
 pub(super) fn check(
     kube_proxy: &KubeProxyConfiguration,
     kpx: &KpxConfiguration,
@@ -97,7 +97,7 @@ pub(super) fn check(
     })
 }
 
-/// Returns the settings of the node. A refused field has its default.
+/// Returns the settings of the node. An invalid field gets its default.
 fn node_options(
     fields: &mut Fields,
     own: &mut Fields,
@@ -176,8 +176,8 @@ fn manifests(own: &mut Fields, kube_proxy: &KubeProxyConfiguration, kpx: &KpxCon
     }
 }
 
-/// Returns the id of the group whose members may query the agent. A static binary can look up names
-/// only in the file.
+/// Returns the id of the group that may query the agent. A static binary can look up names only in
+/// the file.
 fn socket_group(own: &mut Fields, group: &str) -> Option<u32> {
     if group.is_empty() {
         return None;
@@ -238,7 +238,8 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
         &tunnel,
         "needs an API server, not a folder of manifests",
     );
-    // The flows of packets record the Service of a connection.
+    // The tunnel finds a connection's Service in its flow. Sockets that are translated at `connect`
+    // have no flow.
     let by_packets = matches!(kpx.socket_lb, SocketLb::Off | SocketLb::Auto);
     own.check(
         is_off || by_packets,
@@ -281,7 +282,7 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
     );
 }
 
-/// Returns the address and zone of the cluster's names. None if disabled.
+/// Returns the address and zone of the name server; `None` if disabled.
 fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
     let zone = Zone::new(&kpx.cluster_domain);
     let why = zone.as_ref().err().map(|error| format!("{error:#}"));
@@ -303,7 +304,7 @@ fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
         )?,
     };
     own.check(is_host, "dnsAddress", &kpx.dns_address, "is for mode host");
-    // Other hosts could query another address, and systemd-resolved needs a port.
+    // Other hosts could query a non-loopback address, and systemd-resolved needs a port.
     let is_fit = address.ip().is_loopback() && address.port() != 0;
     own.check(
         is_fit,
@@ -317,7 +318,7 @@ fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
     })
 }
 
-/// Returns the node's own address. The unspecified address means none.
+/// Returns the node's own address; the unspecified address is `None`.
 fn bind_address(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Option<IpAddr> {
     let why = "not a valid textual representation of an IP address";
     let address: Option<IpAddr> = fields.parse("bindAddress", &kube_proxy.bind_address, why);
@@ -338,7 +339,7 @@ fn node_ports(fields: &mut Fields, given: &[String]) -> NodePortAddresses {
     addresses
 }
 
-/// Returns the rule for loopback addresses of kube-proxy's mode.
+/// Returns the loopback rule of kube-proxy's mode.
 fn localhost(kube_proxy: &KubeProxyConfiguration, gates: Gates<'_>) -> Localhost {
     match kube_proxy.mode.as_str() {
         NFTABLES if !gates.localhost() => Localhost::Off,
@@ -428,7 +429,7 @@ fn device_name(fields: &mut Fields, field: &str, name: &str) -> Option<String> {
     fits.then(|| name.to_owned())
 }
 
-/// Returns the address to listen on; None for port 0.
+/// Returns the address to listen on; `None` for port 0.
 fn listen_address(fields: &mut Fields, field: &str, text: &str) -> Option<SocketAddr> {
     let address: Option<SocketAddr> = fields.parse(
         field,
@@ -438,7 +439,7 @@ fn listen_address(fields: &mut Fields, field: &str, text: &str) -> Option<Socket
     address.filter(|address| address.port() != 0)
 }
 
-/// Returns the kernel's limits to set. Zero keeps the kernel's value.
+/// Returns the conntrack limits to set. Zero keeps the kernel's value.
 fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntrack {
     let given = &kube_proxy.conntrack;
     let mut count = |field, count: i32| {

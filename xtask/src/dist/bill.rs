@@ -1,4 +1,4 @@
-//! Has cargo-cyclonedx list the crates that are linked into kpx and into its kernel programs.
+//! Lists the crates of kpx and of its kernel programs with cargo-cyclonedx.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::step::quiet;
 use crate::workspace;
 
 const CARGO_CYCLONEDX_VERSION: &str = "0.5.9";
-/// The name that cargo-cyclonedx gives to the bill of each package, in the package's folder.
+/// The file name of each package's bill, in the package's folder.
 const NAME: &str = "kpx-bill";
 
 /// Returns the bill of kpx with its kernel programs; `metadata` is cargo's, `time` is in seconds
@@ -43,7 +43,7 @@ pub(super) fn bill(metadata: &Value, arch: Arch, time: u64) -> Result<Value> {
     Ok(bill)
 }
 
-/// Adds the kernel programs, and what is linked into them, to the bill of kpx.
+/// Adds the kernel programs and their crates to the bill of kpx.
 fn add(bill: &mut Value, programs: &Value) -> Result<()> {
     let main = &programs["metadata"]["component"];
     let kpx = bill["metadata"]["component"]["bom-ref"].clone();
@@ -77,7 +77,7 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// Reads the bill of the package in a folder. Paths in it begin at the workspace.
+/// Reads the bill of the package in a folder. Its paths are relative to the workspace.
 fn read(folder: &Path) -> Result<Value> {
     let path = folder.join(NAME).with_extension("json");
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;

@@ -1,4 +1,4 @@
-//! Packs for Debian with cargo-deb, and looks into the package.
+//! Builds the Debian package with cargo-deb, and checks its content.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,8 +35,8 @@ pub(super) fn pack(package: &Path, arch: Arch, time: u64) -> Result<()> {
     quiet("pack for Debian", [cargo])
 }
 
-/// Checks that a package is for its architecture, and holds what is staged where systemd and the
-/// shell look for it.
+/// Checks that a package has its architecture, and the staged files at the paths of systemd and the
+/// shell.
 pub(super) fn look_into(package: &Path, arch: Arch, version: &str, stage: &Path) -> Result<()> {
     if shell::which("dpkg-deb").is_none() {
         eprintln!(

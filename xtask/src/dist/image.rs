@@ -1,5 +1,5 @@
 //! Writes a container image without a container engine: an OCI layout of one layer in a tar file.
-//! Docker's own list of contents is in it as well, for tools that read only that.
+//! It includes Docker's manifest list, for tools that read only that.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -21,12 +21,11 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// The name of the image, which is qualified: no registry answers for it, so no node pulls a
-/// stranger's image.
+/// The name of the image. Its registry `localhost` never answers, so no node pulls a stranger's
+/// image.
 const NAME: &str = "localhost/kpx";
 
-/// Returns an image called `localhost/kpx:VERSION` for each of the architectures, with the content
-/// of its root.
+/// Returns an image `localhost/kpx:VERSION` for the architectures; `roots` are the contents.
 pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<Vec<u8>> {
     let mut blobs = Blobs::default();
     let images = roots
@@ -34,8 +33,7 @@ pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<V
         .map(|(arch, root)| manifest(&mut blobs, *arch, root, version, time));
     let images = images.collect::<Result<Vec<_>>>()?;
     let of_one = <[(Value, Value); 1]>::try_from(images.clone()).ok();
-    // Several images have an index of their own, which has the name: a node takes the one of its
-    // architecture.
+    // Several images have an index, which has the name; a node selects its architecture's image.
     let mut named = match &of_one {
         Some([(manifest, _)]) => manifest.clone(),
         None => {
@@ -68,8 +66,8 @@ pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<V
     files.tar(time)
 }
 
-/// Adds the image of an architecture. Returns its descriptor, and its entry in Docker's own list of
-/// contents.
+/// Adds the image of an architecture. Returns its descriptor, and its entry in Docker's manifest
+/// list.
 fn manifest(
     blobs: &mut Blobs,
     arch: Arch,
@@ -104,8 +102,7 @@ fn manifest(
     ))
 }
 
-/// Unpacks an image as a container engine would, and runs kpx in it by both of its names; this
-/// needs root.
+/// Unpacks an image like a container engine, and runs kpx in it by both names. Needs root.
 pub(super) fn try_out(image: &Path, arch: Arch) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
     let layout = folder.path().join("layout");
@@ -115,7 +112,7 @@ pub(super) fn try_out(image: &Path, arch: Arch) -> Result<()> {
         .context("unpack the image")?;
     unpack_layers(&layout, &root, arch)?;
     let prefix = shell::root_prefix()?;
-    // An emulator is static too, so it runs in the image.
+    // An emulator is static, so it runs inside the image.
     let emulator = arch.emulator();
     if let Some(emulator) = &emulator {
         let path = shell::which(emulator).with_context(|| format!("find {emulator}"))?;

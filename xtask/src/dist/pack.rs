@@ -1,4 +1,4 @@
-//! Holds files in memory, and makes archives of them that are reproducible.
+//! Files in memory, and reproducible archives of them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ pub(super) enum Entry {
     Link(String),
 }
 
-/// The entries by path, relative and with `/`.
+/// The entries by relative path with `/`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Files(BTreeMap<String, Entry>);
 
@@ -38,7 +38,6 @@ impl Files {
         Ok(())
     }
 
-    /// Adds everything below `from`, at `path`.
     pub(super) fn add_folder(&mut self, from: &Path, path: &str) -> Result<()> {
         for entry in fs::read_dir(from).with_context(|| format!("list {}", from.display()))? {
             let entry = entry?;
@@ -69,7 +68,6 @@ impl Files {
         self.0.keys().map(String::as_str)
     }
 
-    /// Moves all entries into a folder.
     pub(super) fn below(self, folder: &str) -> Self {
         Self(
             self.0
@@ -145,7 +143,7 @@ fn header(kind: EntryType, mode: u32, size: u64, time: u64) -> Header {
     header
 }
 
-/// Compresses without a name and a time.
+/// Compresses without name and time in the header.
 pub(super) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     const UNKNOWN_SYSTEM: u8 = 255;
     let mut gzip = GzBuilder::new()

@@ -1,4 +1,4 @@
-//! Checksums in the form that `sha256sum --check` reads.
+//! Checksums in the format of `sha256sum --check`.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 const NAME: &str = "SHA256SUMS";
 
-/// Returns the digest in lower-case hexadecimal digits.
+/// Returns the digest in lower-case hexadecimal.
 pub(super) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()

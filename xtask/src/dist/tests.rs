@@ -236,8 +236,8 @@ fn dynamic_program_has_an_interpreter() {
     assert!(!has_interpreter(b"#!/bin/sh"));
 }
 
-/// Returns the packaged files as pairs of a source below the workspace and its place in the
-/// package. Staged files, which `dist` makes first, have the source that cargo-deb's list has.
+/// Returns the packaged files as pairs: source below the workspace, path in the package. Staged
+/// files, which `dist` creates first, have the source from cargo-deb's list.
 fn packaged() -> (Vec<(String, String)>, serde_json::Value) {
     let metadata = metadata(Arch::of_this_machine().unwrap()).unwrap();
     let package = metadata["packages"]
@@ -311,7 +311,7 @@ fn debian_package_names_files_that_are_there() {
     assert!(scripts.join("prerm").is_file(), "{}", scripts.display());
 }
 
-/// Pages of docs/ lead to each other, to pictures and to manifests.
+/// Pages of docs/ link to each other, to pictures and to manifests.
 #[test]
 fn links_of_packaged_pages_lead_to_packaged_files() {
     let (files, _) = packaged();

@@ -1,4 +1,4 @@
-//! Runs one `cargo test`, and counts its tests.
+//! Runs a `cargo test`, and counts its tests.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
@@ -12,18 +12,18 @@ use crate::shell;
 pub(crate) struct TestCounts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    /// Tests that failed beside others, and passed alone. They have neither passed nor failed: each
-    /// has a cause that is to be found.
+    /// Tests that failed in parallel and passed alone. They count neither as passed nor as failed:
+    /// each has a cause to find.
     pub(crate) alone: u64,
 }
 
-/// One `cargo test`.
+/// The result of a `cargo test`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) counts: TestCounts,
-    /// The names of the tests that failed.
+    /// The names of failed tests.
     pub(super) failed: Vec<String>,
-    /// The names of those among them that passed alone.
+    /// The names of failed tests that passed alone.
     pub(super) alone: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Display for TestCounts {
 }
 
 impl Outcome {
-    /// Runs a `cargo test`, and shows its output as it comes.
+    /// Runs a `cargo test`, and prints its output as it arrives.
     pub(super) fn of(cargo: &mut Command, out: &mut impl Write) -> Result<Self> {
         let name = shell::show(cargo);
         let mut child = cargo
@@ -88,8 +88,8 @@ impl Outcome {
         Ok(outcome)
     }
 
-    /// Counts a line such as `test result: FAILED. 3 passed; 1 failed; 0 ignored; …`, and notes one
-    /// such as `test pins::renamed ... FAILED`.
+    /// Counts a line such as `test result: FAILED. 3 passed; 1 failed; 0 ignored; …`, and records
+    /// the name in `test pins::renamed ... FAILED`.
     fn count(&mut self, line: &str) {
         if let Some(name) = line
             .strip_prefix("test ")
@@ -112,7 +112,7 @@ impl Outcome {
         }
     }
 
-    /// Takes over the result of running the failed tests again, alone.
+    /// Applies the result of the second run, in which the failed tests ran alone.
     pub(super) fn settle(&mut self, again: &Self) {
         let alone = again.counts.passed.min(self.counts.failed);
         self.counts.failed -= alone;
@@ -131,7 +131,7 @@ impl Outcome {
 mod tests {
     use super::*;
 
-    /// Returns the outcome of a `cargo test` with the output and exit of `script`.
+    /// Returns the outcome of a `cargo test` with the output and exit status of `script`.
     fn outcome(script: &str) -> Outcome {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);

@@ -88,7 +88,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ),
 ];
 
-/// The modules whose tests may wait without a condition.
+/// The modules whose tests may sleep.
 const SLEEP: &[(&str, &str)] = &[
     (
         "crates/source/src/kubernetes/watch/tests",
@@ -126,7 +126,7 @@ const SLEEP: &[(&str, &str)] = &[
     ("crates/tools/src/soak", "the length of a fault is tested"),
 ];
 
-/// The reasons that no packet table can produce.
+/// The reasons that no packet row can produce.
 const NO_ROW: &[(&str, &str)] = &[
     (
         "Vlan",
@@ -138,8 +138,8 @@ const NO_ROW: &[(&str, &str)] = &[
 /// The pure modules: values in, values out.
 const PURE: &[&str] = &["proxy-common/src", "crates/core/src"];
 
-/// The names that pure modules must not mention, and that cargo does not keep from them: clocks,
-/// threads, sockets, files.
+/// The names that pure modules must not mention, and that cargo's dependencies do not exclude:
+/// clocks, threads, sockets, files.
 const IMPURE: &[&str] = &[
     "aya",
     "std::env",
@@ -157,7 +157,6 @@ const IMPURE: &[&str] = &[
     "Zoned::now",
 ];
 
-/// Returns all violations in this workspace.
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
     let mut violations: Vec<_> = tree.files.iter().flat_map(check_file).collect();
     violations.extend(uncovered_reasons(tree));
@@ -235,8 +234,7 @@ fn ignored_tests(file: &File) -> Vec<Violation> {
         .collect()
 }
 
-/// Every `Reason` must be counted by some row in the files of `tests/kernel/rows`, or in Rust
-/// beside them.
+/// Some row in the files of `tests/kernel/rows`, or in Rust beside them, must count every `Reason`.
 fn uncovered_reasons(tree: &Tree) -> Vec<Violation> {
     let Some(file) = tree.file("proxy-common/src/counter.rs") else {
         return Vec::new();
@@ -317,8 +315,8 @@ fn find(file: &File, texts: &[&str]) -> impl Iterator<Item = usize> {
         .map(|at| file.tokens[at].line)
 }
 
-/// Returns true if the text is one of these paths, or below one. The name of a crate alone may also
-/// be a variable.
+/// Returns true if the text is one of these paths or below one. The name of a crate without `::`
+/// may also be a variable, and does not count.
 fn is_under(text: &str, paths: &[&str]) -> bool {
     paths.iter().any(|path| match text.strip_prefix(path) {
         Some("") => path.contains("::"),

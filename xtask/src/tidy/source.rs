@@ -1,5 +1,5 @@
-//! Reads Rust files as flat lists of tokens. Comments are dropped and strings are one token, so
-//! that rules see only code.
+//! Parses Rust files to flat lists of tokens. Comments are dropped and a string is one token, so
+//! rules see only code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The folders of what is only there for tests.
+/// The folders with test code only.
 pub(super) const TESTS: [&str; 3] = ["crates/tools", "crates/testbed", "tests"];
 
 pub(super) struct Tree {
@@ -27,7 +27,7 @@ pub(super) struct Token {
     /// An identifier, a literal, a delimiter or one character of punctuation.
     pub(super) text: String,
     pub(super) line: usize,
-    /// The index of the other delimiter, if this is one.
+    /// The index of the matching delimiter, for a delimiter.
     pub(super) partner: usize,
     /// True if the token is compiled only into tests.
     pub(super) test: bool,
@@ -56,7 +56,7 @@ impl Tree {
         Self::parse(texts.collect::<Result<_>>()?)
     }
 
-    /// Parses texts, which come with their paths.
+    /// Parses the texts, given with their paths.
     pub(super) fn parse(mut texts: Vec<(String, String)>) -> Result<Self> {
         texts.sort();
         let (texts, tables): (Vec<_>, Vec<_>) = texts
@@ -87,7 +87,7 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Returns the file of a module and those of the modules in it.
+    /// Returns the file of a module and the files of its submodules.
     pub(super) fn module(&self, module: &str) -> impl Iterator<Item = &File> {
         self.files.iter().filter(move |file| file.is_in(module))
     }
@@ -143,7 +143,6 @@ impl File {
             .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
     }
 
-    /// Returns true if these tokens begin at `at`.
     pub(super) fn has(&self, at: usize, texts: &[&str]) -> bool {
         self.tokens
             .get(at..at + texts.len())
@@ -152,8 +151,7 @@ impl File {
 
     pub(super) fn paths(&self) -> Vec<Mention> {
         let mut paths = Vec::new();
-        // The prefix of each open brace as in `a::b::{`; None if the brace does not belong to a
-        // tree of `use`.
+        // The prefix of each open brace as in `a::b::{`; `None` for a brace outside of `use`.
         let mut prefixes: Vec<Option<String>> = Vec::new();
         let mut at = 0;
         while let Some(token) = self.tokens.get(at) {
@@ -202,7 +200,7 @@ impl File {
                 ";" => return at,
                 "{" => return token.partner,
                 "(" | "[" => at = token.partner,
-                "}" | ")" | "]" => return at, // A field or an argument: it ends with what it is in.
+                "}" | ")" | "]" => return at, // A field or an argument ends with its container.
                 _ => {}
             }
             at += 1;

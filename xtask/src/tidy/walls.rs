@@ -1,5 +1,4 @@
-//! The walls between crates: which crate may use which other. A crate's manifest must say the same
-//! as this list.
+//! The walls between crates: the permitted dependencies. A crate's manifest must match this list.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::Violation;
 use crate::workspace;
 
-/// The crates of kpx, and what each uses of the workspace, and of the crates that reach the world.
+/// kpx's crates, with their dependencies in the workspace and on crates that do I/O.
 const USES: &[(&str, &[&str])] = &[
     ("proxy-common", &["aya"]),
     ("proxy-ebpf", &["aya-ebpf", "aya-log-ebpf", "proxy-common"]),
@@ -33,7 +32,7 @@ const USES: &[(&str, &[&str])] = &[
         &["proxy-common", "proxy-core", "proxy-source"],
     ),
     ("proxy-dns", &["proxy-core", "tokio"]),
-    // The crates that ask, and do not know the agent.
+    // The crates that query an agent, and do not depend on it.
     (
         "proxy-view",
         &[
@@ -81,7 +80,7 @@ const USES: &[(&str, &[&str])] = &[
             "tokio",
         ],
     ),
-    // The crate that runs.
+    // The crate of the agent.
     (
         "proxy-agent",
         &[
@@ -104,13 +103,13 @@ const USES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The crates of others behind which the world begins.
+/// The third-party crates that do I/O.
 const OUTSIDE: &[&str] = &["aya", "axum", "kube", "rtnetlink", "tokio"];
 
-/// The packages, with those that begin like them, that the pure core does without.
+/// The prefixes of packages that the pure core must not have.
 const IMPURE: [&str; 4] = ["aya", "kube", "tokio", "hyper"];
 
-/// Returns the dependencies that the list does not have, and those that only the list has.
+/// Returns the dependencies that are missing in the list or in the manifest.
 pub(super) fn check(root: &Path) -> Result<Vec<Violation>> {
     let mut violations = Vec::new();
     for (name, uses) in USES {
@@ -131,7 +130,7 @@ fn manifest(root: &Path, name: &str) -> String {
     }
 }
 
-/// Returns the packages below the pure core, direct or not, that do more than compute.
+/// Returns the impure packages among the pure core's direct and indirect dependencies.
 pub(super) fn impure_core() -> Result<Vec<Violation>> {
     let mut cargo = workspace::cargo();
     cargo.args(["tree", "--package", "proxy-core", "--edges", "normal"]);

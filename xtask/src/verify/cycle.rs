@@ -1,6 +1,6 @@
-//! Finds ways by which a program comes back to earlier instructions. Kernels up to 6.1 at least
-//! allow only jumps for that, and check it before they follow the program. Newer kernels allow any
-//! way, so loading a program there does not show the problem.
+//! Finds loops that are closed by fall-through instead of a jump. Kernels up to 6.1 at least refuse
+//! them in a check that runs before verification. Newer kernels accept them, so loading a program
+//! there does not show the problem.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,7 @@ const CALL: u8 = 0x80;
 const EXIT: u8 = 0x90;
 const CALL_LOCAL: u8 = 1;
 
-/// Fails with each place where a program comes back without a jump.
+/// Fails with each place where a program returns to an earlier instruction without a jump.
 pub(super) fn check(object: &mut Object) -> Result<()> {
     let sections: HashSet<usize> = object
         .functions
@@ -46,17 +46,17 @@ pub(super) fn check(object: &mut Object) -> Result<()> {
     Ok(())
 }
 
-/// Returns the ways back that no jump takes, each with its two ends.
+/// Returns the back edges that are not jumps, each with its two ends.
 fn without_jump(program: &[bpf_insn]) -> Vec<(usize, usize)> {
     #[derive(Clone, Copy, PartialEq)]
     enum State {
         New,
-        /// The instruction is on the current way.
+        /// The instruction is on the current path.
         Open,
         Done,
     }
     let mut states = vec![State::New; program.len()];
-    // The instructions on the way, each with the index of its next successor.
+    // The instructions of the path, each with the index of its next successor.
     let mut way = vec![(0, 0)];
     let mut found = Vec::new();
     while let Some((at, nth)) = way.last_mut() {
@@ -71,15 +71,15 @@ fn without_jump(program: &[bpf_insn]) -> Vec<(usize, usize)> {
         match states.get(to) {
             Some(State::New) => way.push((to, 0)),
             Some(State::Open) if !is_jump(program[from]) => found.push((from, to)),
-            // The instruction was passed on another way, or is behind the end of a program, which
-            // the kernel refuses anyway.
+            // The instruction was visited on another path, or is beyond the end of a program, which
+            // the kernel refuses.
             _ => {}
         }
     }
     found
 }
 
-/// Returns the instructions that may run after the one at `at`, including called functions.
+/// Returns the possible successors of the instruction at `at`, including called functions.
 fn successors(program: &[bpf_insn], at: usize) -> Vec<usize> {
     let insn = program[at];
     let target = |offset: isize| (at + 1).wrapping_add_signed(offset);
@@ -94,8 +94,7 @@ fn successors(program: &[bpf_insn], at: usize) -> Vec<usize> {
     }
 }
 
-/// Returns true for a jump. A call is not a jump: the next instruction is reached as after any
-/// other instruction.
+/// Returns true for a jump. A call counts as fall-through to the next instruction.
 fn is_jump(insn: bpf_insn) -> bool {
     matches!(insn.code & CLASS, JUMP | JUMP32) && insn.code & OPERATION != CALL
 }
@@ -132,7 +131,7 @@ mod tests {
     fn other_instruction_must_not_go_back() {
         let add = insn(ADD, 0, 0, 1);
         for last in [add, insn(JUMP | CALL, 0, 0, 5)] {
-            // The way in jumps over the instruction before the loop's start: 0, 2, 3, then 1, and 2
+            // The entry jumps over the instruction before the loop's start: 0, 2, 3, then 1, and 2
             // again.
             let program = [
                 insn(JUMP, 0, 1, 0),

@@ -1,5 +1,5 @@
-//! Computes the stack that a program needs. The kernel tells it only in the verifier's log. This
-//! module reads the instructions: every access to the stack has an offset from the frame pointer.
+//! Computes the stack that a program needs, which the kernel reports only in the verifier's log.
+//! Every stack access has an offset from the frame pointer in its instruction.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,20 +7,20 @@ use anyhow::{Context, Result};
 use aya_obj::Object;
 use aya_obj::generated::bpf_insn;
 
-/// The limit for a program with all called functions.
+/// The limit for a program with all called functions, in bytes.
 pub(super) const LIMIT: u32 = 512;
-/// The unit of a frame's size; no frame is empty (`check_max_stack_depth` in
+/// The unit of a frame's size in bytes; no frame is empty (`check_max_stack_depth` in
 /// kernel/bpf/verifier.c).
 const FRAME: u32 = 32;
 
 const FRAME_POINTER: u8 = 10;
-/// The codes of register moves, additions of a number, and calls of other functions (RFC 9669 §4.1,
-/// §4.3).
+/// The opcodes of register moves, additions of an immediate, and calls of other functions (RFC 9669
+/// §4.1, §4.3).
 const MOVE: u8 = 0xbf;
 const ADD: u8 = 0x07;
 const CALL: u8 = 0x85;
 const CALL_LOCAL: u8 = 1;
-/// The classes of instructions (RFC 9669 §3.1).
+/// The instruction classes (RFC 9669 §3.1).
 const LOAD: u8 = 0x01;
 const STORE_NUMBER: u8 = 0x02;
 const STORE: u8 = 0x03;
@@ -43,8 +43,8 @@ pub(super) fn bytes(object: &mut Object) -> Result<BTreeMap<String, u32>> {
     programs.collect()
 }
 
-/// Returns the stack of the function that starts at `start`, with its called functions. Recursion
-/// does not occur, because the kernel refuses it.
+/// Returns the stack of the function at `start` with its called functions. The kernel refuses
+/// recursion.
 fn deepest(program: &[bpf_insn], start: usize) -> u32 {
     let starts: HashSet<usize> = calls(program, 0).map(|(_, target)| target).collect();
     let len = (start + 1..program.len())
@@ -59,7 +59,7 @@ fn deepest(program: &[bpf_insn], start: usize) -> u32 {
     frame(body).max(1).next_multiple_of(FRAME) + called
 }
 
-/// Returns the calls of other functions among `instructions`, as pairs of places. The first
+/// Returns the calls of other functions among `instructions`, as pairs of indices. The first
 /// instruction is at `start`.
 fn calls(instructions: &[bpf_insn], start: usize) -> impl Iterator<Item = (usize, usize)> {
     let calls = instructions
@@ -74,10 +74,10 @@ fn calls(instructions: &[bpf_insn], start: usize) -> impl Iterator<Item = (usize
     })
 }
 
-/// Returns the lowest offset below the frame pointer that a function's instructions form.
+/// Returns the lowest offset below the frame pointer in a function's instructions.
 fn frame(body: &[bpf_insn]) -> u32 {
     let mut lowest = 0;
-    // This register has just taken the frame pointer.
+    // The register that has just received the frame pointer.
     let mut pointer = None;
     for insn in body {
         let offset = match insn.code & 0x07 {

@@ -1,6 +1,5 @@
-//! Writes an initial RAM file system: a cpio archive in the form "newc" (the kernel's
-//! initramfs/buffer-format.rst), as the kernel unpacks it. Folders above a file are made with it;
-//! root owns everything.
+//! Writes an initramfs: a cpio archive in the format "newc" (the kernel's
+//! initramfs/buffer-format.rst). Creates the folders above a file; root owns everything.
 
 use std::collections::BTreeSet;
 
@@ -52,8 +51,8 @@ impl Archive {
         self.entries += 1;
         let size = u32::try_from(content.len()).expect("files of an initramfs are far below 4 GiB");
         let name_size = u32::try_from(path.len() + 1).expect("paths are short");
-        // The fields are number, mode, user, group, links, time, size, device (2), device it is
-        // (2), size of the name, checksum.
+        // The fields: inode, mode, user, group, links, time, size, device (2), device number of a
+        // device file (2), length of the name, checksum.
         let fields = [
             self.entries,
             mode,
@@ -91,7 +90,7 @@ impl Archive {
 mod tests {
     use super::*;
 
-    /// The name, mode, device and content of an entry, read by the format's description.
+    /// The name, mode, device and content of an entry, parsed by the format's description.
     type Entry = (String, u32, (u32, u32), Vec<u8>);
 
     fn read(mut bytes: &[u8]) -> Vec<Entry> {

@@ -1,8 +1,6 @@
-//! Fetches from Debian: kernels, the emulator, and tools for the guest. All of it is kept below a
-//! folder of the user's cache.
+//! Downloads from Debian: kernels, the emulator, and tools for the guest, into the user's cache.
 //!
-//! The lists of packages are private, so that the machine's own sources are neither used nor
-//! changed.
+//! The package lists are private: the machine's own sources are neither used nor changed.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -14,10 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::step::quiet;
 use crate::{shell, workspace};
 
-/// The word for the newest kernel, in place of a series.
+/// The name of the newest kernel, in place of a series.
 pub(super) const NEWEST: &str = "newest";
-/// The suites, newest first. No suite has an expired release file, and each kernel series is in one
-/// of the suites.
+/// The suites, newest first. None has an expired Release file, and each kernel series is in a
+/// suite.
 const KERNEL_SUITES: &[&str] = &[
     "trixie-backports",
     "trixie-security",
@@ -25,8 +23,7 @@ const KERNEL_SUITES: &[&str] = &[
     "bookworm-security",
     "bullseye-security",
 ];
-/// The packages of the emulator. Each package is named explicitly, so that apt changes nothing
-/// else.
+/// The packages of the emulator, complete, so that apt changes nothing else.
 const QEMU_PACKAGES: &[&str] = &[
     "qemu-system-x86",
     "qemu-system-common",
@@ -49,7 +46,6 @@ pub(super) struct Tool {
     pub(super) libraries: Vec<PathBuf>,
 }
 
-/// An unpacked kernel package of Debian.
 pub(super) struct Kernel {
     /// The release, as `uname -r` prints it.
     pub(super) release: String,
@@ -73,13 +69,13 @@ impl Debian {
         Ok(Self { cache })
     }
 
-    /// Installs the emulator if it is missing. Removes and upgrades no package.
+    /// Installs the emulator if it is missing. Neither removes nor upgrades packages.
     pub(super) fn ensure_qemu(&self) -> Result<()> {
         if shell::which(QEMU).is_some() {
             return Ok(());
         }
         let apt = self.tools()?;
-        // Bookworm's own emulator conflicts with the tools for disk images from its backports.
+        // Bookworm's own emulator conflicts with the disk image tools from its backports.
         let from = if codename()? == "bookworm" {
             "/bookworm-backports"
         } else {
@@ -109,7 +105,7 @@ impl Debian {
         quiet("install QEMU", [install])
     }
 
-    /// Fetches a tool for guests, which the machine itself need not have.
+    /// Downloads a tool for guests. It may be missing on this machine.
     pub(super) fn tool(&self, (file, packages): Package) -> Result<Tool> {
         let folder = self.cache.join(packages[0]);
         if !folder.join(file).exists() {
@@ -124,8 +120,8 @@ impl Debian {
         })
     }
 
-    /// Returns the newest kernel of a series (`6.1`), or of all ([`NEWEST`]). The cache is used
-    /// unless `renew` is set.
+    /// Returns the newest kernel of a series (`6.1`), or of all ([`NEWEST`]). Uses the cache unless
+    /// `renew`.
     pub(super) fn kernel(&self, name: &str, renew: bool) -> Result<Kernel> {
         let series = (name != NEWEST).then_some(name);
         let folder = self.cache.join("kernels").join(name);
@@ -148,13 +144,13 @@ impl Debian {
             "the suites {} have none",
             KERNEL_SUITES.join(", ")
         );
-        // A list may name packages that are no longer in the archive.
+        // A list may name packages that have left the archive.
         let mut errors = Vec::new();
         for version in versions.iter().take(3) {
             let package = |kind: &str| format!("linux-{kind}-{version}-cloud-amd64");
             let fetched = unpack(folder, |part| {
                 apt.download(&[&package("image")], part)?;
-                // Newer kernels are split into two other packages.
+                // Newer kernels are split into two packages.
                 if Kernel::find(part).is_err() {
                     apt.download(&[&package("binary"), &package("modules")], part)?;
                 }
@@ -175,7 +171,7 @@ impl Debian {
         self.apt("tools", &suites.each_ref().map(String::as_str))
     }
 
-    /// Fetches current lists of these suites.
+    /// Downloads the current lists of these suites.
     fn apt(&self, name: &str, suites: &[&str]) -> Result<Apt> {
         let folder = self.cache.join("apt").join(name);
         for below in ["lists/partial", "archives/partial"] {
@@ -219,7 +215,6 @@ struct Apt {
 }
 
 impl Apt {
-    /// Returns the names of kernel packages.
     fn kernels(&self) -> Result<Vec<String>> {
         let output = self
             .command("apt-cache", &["pkgnames", "linux-image-"])
@@ -231,7 +226,6 @@ impl Apt {
             .collect())
     }
 
-    /// Downloads packages, and unpacks them into a folder.
     fn download(&self, packages: &[&str], folder: &Path) -> Result<()> {
         let at = tempfile::tempdir().context("make a folder for packages")?;
         let mut download = self.command("apt-get", &["download"]);
@@ -303,7 +297,7 @@ fn version<'a>(package: &'a str, series: Option<&str>) -> Option<&'a str> {
     let version = package
         .strip_prefix("linux-image-")?
         .strip_suffix("-cloud-amd64")?;
-    // A name without a patch level belongs to a package that only points to a kernel.
+    // A name without a patch level is a metapackage.
     let in_series = match series {
         Some(series) => version.strip_prefix(series)?.starts_with('.'),
         None => numbers(version).len() > 2,

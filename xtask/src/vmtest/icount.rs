@@ -1,7 +1,7 @@
-//! Counts what Services cost in instructions: `cargo xtask bench icount`.
+//! Counts the instructions that Services cost: `cargo xtask bench icount`.
 //!
-//! One guest under software emulation, whose clock advances by a nanosecond with each instruction,
-//! runs the benchmark's own labs (`crates/tools/src/bin/bench/icount.rs`) and prints its results.
+//! A guest under software emulation, whose clock advances by a nanosecond per instruction, runs the
+//! benchmark's labs (`crates/tools/src/bin/bench/icount.rs`) and prints its results.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,15 +20,14 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{build, workspace};
 
-/// The programs that the guest runs. The programs are optimised, because a client's own
-/// instructions count as well.
+/// The guest's programs, optimised, because the client's instructions count too.
 const PROGRAMS: &[Program] = &[
     ("init", "tools", "", "--bin", "kpx-guest"),
     ("bin/kpx", "proxy-agent", "", "--bin", "kpx"),
     ("bin/bench", "tools", "bench", "--bin", "kpx-bench"),
 ];
 const SUITE: &str = "icount";
-/// The tools of this machine, beside those of every guest.
+/// This machine's tools in addition to those of every guest.
 const TOOLS: &[&str] = &[
     "iptables",
     "iptables-legacy-restore",
@@ -132,14 +131,14 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     ))
 }
 
-/// A guest that runs the benchmark, with the tools of kube-proxy beside it.
+/// A guest for the benchmark, with kube-proxy's tools.
 pub(super) struct Guest {
     pub(super) kernel: Kernel,
     pub(super) tools: [Tool; 2],
     pub(super) programs: Vec<(&'static str, PathBuf)>,
-    /// The line that tells the guest what to run.
+    /// The line that selects the guest's suite.
     pub(super) suite: String,
-    /// The name of its files.
+    /// The name of the guest's files.
     pub(super) name: String,
     pub(super) memory_gib: u32,
 }
@@ -172,7 +171,7 @@ fn folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Returns the guest's programs: path in the guest, and path here.
+/// Returns the guest's programs: path in the guest, path on this machine.
 pub(super) fn programs(no_build: bool, release: bool) -> Result<Vec<(&'static str, PathBuf)>> {
     let folder = folder()?;
     if !no_build {
@@ -206,7 +205,7 @@ impl Options {
         !self.debug
     }
 
-    /// Returns true if the counts are those of an experiment.
+    /// Returns true if the counts belong to an experiment.
     pub(crate) fn is_trial(&self) -> bool {
         self.flowtable || self.path.is_some() || self.backend_health.is_some()
     }

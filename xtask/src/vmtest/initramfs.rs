@@ -1,5 +1,4 @@
-//! Builds the guest's initial file system: the tests, kpx, a few tools with their libraries, and
-//! modules.
+//! Builds the guest's initramfs: the tests, kpx, a few tools with their libraries, and modules.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,16 +11,16 @@ use super::debian::Tool;
 use super::modules::Plan;
 use crate::shell;
 
-/// The tools of this machine that the lab uses.
+/// This machine's tools for the lab.
 const TOOLS: &[&str] = &["ip", "nft", "ethtool"];
-/// The protocols, so that tools know them by name.
+/// /etc/protocols, for the tools' protocol names.
 const PROTOCOLS: &[u8] = b"tcp 6 TCP\nudp 17 UDP\nsctp 132 SCTP\n";
 
 /// The files that do not depend on the kernel.
 pub(super) struct Userland {
-    /// The files: path in the guest, and path here.
+    /// The files: path in the guest, path on this machine.
     files: Vec<(String, PathBuf)>,
-    /// The suites to run, in the form that the guest reads.
+    /// The selected suites, in the guest's format.
     suites: String,
 }
 
@@ -47,7 +46,6 @@ impl Userland {
         Ok(userland)
     }
 
-    /// Adds tools of this machine.
     pub(super) fn add_own_tools(&mut self, names: &[&str]) -> Result<()> {
         names.iter().try_for_each(|name| {
             let path = shell::which(name).with_context(|| format!("find {name}"))?;
@@ -55,7 +53,7 @@ impl Userland {
         })
     }
 
-    /// Adds tools of this machine's iptables, and matches and targets.
+    /// Adds this machine's iptables tools, with matches and targets.
     pub(super) fn add_iptables(&mut self, tools: &[&str], extensions: &[&str]) -> Result<()> {
         self.add_own_tools(tools)?;
         extensions.iter().try_for_each(|name| {
@@ -64,7 +62,7 @@ impl Userland {
         })
     }
 
-    /// Adds a file with the libraries it needs; some of them may be in these folders.
+    /// Adds a file and its libraries, which may be in `folders`.
     pub(super) fn add(&mut self, at: &str, path: &Path, folders: &[PathBuf]) -> Result<()> {
         let mut add = |at: String, path: PathBuf| {
             if !self.files.iter().any(|(there, _)| *there == at) {
@@ -73,7 +71,7 @@ impl Userland {
         };
         for (wanted, path) in libraries_of(path, folders)? {
             match wanted.strip_prefix('/') {
-                // A program names its loader by path, and its libraries by name.
+                // A program refers to its loader by path, and to its libraries by name.
                 Some(loader) => add(loader.to_owned(), path),
                 None => add(format!("lib/x86_64-linux-gnu/{wanted}"), path),
             }
@@ -109,8 +107,7 @@ impl Userland {
     }
 }
 
-/// Returns the loader by its path and the libraries by their names, with their paths here;
-/// libraries of libraries are included.
+/// Returns the loader and the libraries, recursively: path or name, path on this machine.
 fn libraries_of(program: &Path, folders: &[PathBuf]) -> Result<Vec<(String, PathBuf)>> {
     let mut ldd = Command::new("ldd");
     ldd.arg(program)

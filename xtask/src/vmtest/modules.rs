@@ -1,4 +1,4 @@
-//! Plans a kernel's modules: their files, their dependencies, and the order in which they load.
+//! Plans the kernel modules of a guest: files, dependencies, load order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-/// The modules that the tests use, and that the packages' kernels do not have built in. The guest
-/// is told of a missing one.
+/// The modules that tests use, and that Debian's kernels do not have built in. The guest gets a
+/// list of the missing modules.
 pub(super) const WANTED: &[&str] = &[
     // Devices and hooks.
     "veth",
@@ -25,7 +25,7 @@ pub(super) const WANTED: &[&str] = &[
     "sch_ingress",
     "cls_bpf",
     "act_bpf",
-    // nftables and connection tracking, as nodes and CNI plugins use them.
+    // nftables and conntrack, for nodes and CNI plugins.
     "nf_tables",
     "nf_conntrack",
     "nf_conntrack_netlink",
@@ -36,14 +36,14 @@ pub(super) const WANTED: &[&str] = &[
     "nft_counter",
     "nft_reject",
     "nft_reject_inet",
-    // Modules for kube-proxy's mode ipvs, and for SCTP.
+    // IPVS and SCTP.
     "ip_vs",
     "ip_vs_rr",
     "ip_vs_sh",
     "sctp",
 ];
 
-/// The further modules that kube-proxy's rules and its mode ipvs need, with iptables by nftables.
+/// The additional modules for kube-proxy's rules and its IPVS mode with iptables-nft.
 pub(super) const FOR_IPTABLES: &[&str] = &[
     "nft_compat",
     "ipt_REJECT",
@@ -61,10 +61,10 @@ pub(super) const FOR_IPTABLES: &[&str] = &[
     "ip_set_hash_ipportnet",
 ];
 
-/// The module that only mode ipvs needs beside these: no table of legacy iptables is there.
+/// The additional module for IPVS mode alone: legacy iptables has no tables here.
 pub(super) const FOR_IPVS: &[&str] = &["ip6t_REJECT"];
 
-/// The modules that only kube-proxy's rules need beside these.
+/// The additional modules for kube-proxy's rules alone.
 pub(super) const FOR_RULES: &[&str] = &[
     "nft_fib_ipv4",
     "nft_numgen",
@@ -85,7 +85,7 @@ pub(super) const FOR_RULES: &[&str] = &[
 /// The modules by name, with `_` for `-`.
 pub(super) struct Modules(BTreeMap<String, PathBuf>);
 
-/// The modules to load, in this order, and those that this kernel does not have.
+/// The modules in load order, and the modules that this kernel lacks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) load: Vec<(String, Vec<u8>)>,
@@ -93,7 +93,6 @@ pub(super) struct Plan {
 }
 
 impl Modules {
-    /// Finds the modules below `lib/modules/<release>`.
     pub(super) fn find(folder: &Path) -> Result<Self> {
         let mut modules = BTreeMap::new();
         let mut folders = vec![folder.to_owned()];
@@ -131,8 +130,8 @@ fn module_name(file: &str) -> Option<String> {
         .then(|| name.replace('-', "_"))
 }
 
-/// Orders modules after their dependencies, each once. `read` gives a module's bytes, if there is
-/// one of that name.
+/// Sorts modules after their dependencies, deduplicated. `read` returns the bytes of a module, if
+/// it exists.
 fn plan(wanted: &[&str], read: impl Fn(&str) -> Result<Option<Vec<u8>>>) -> Result<Plan> {
     fn visit(
         name: &str,
@@ -161,8 +160,8 @@ fn plan(wanted: &[&str], read: impl Fn(&str) -> Result<Option<Vec<u8>>>) -> Resu
     Ok(plan)
 }
 
-/// Reads the dependencies from the section `.modinfo`: `depends=` and names with commas between,
-/// ended by a NUL.
+/// Parses the dependencies in the section `.modinfo`: `depends=` and comma-separated names, ended
+/// by a NUL.
 fn dependencies(module: &[u8]) -> Result<Vec<String>> {
     const KEY: &[u8] = b"depends=";
     let starts_string = |at: usize| at == 0 || !module[at - 1].is_ascii_graphic();
@@ -183,7 +182,7 @@ fn dependencies(module: &[u8]) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Reads a module's bytes, unpacked by the tool that packed it.
+/// Reads a module's bytes, decompressed.
 fn read(path: &Path) -> Result<Vec<u8>> {
     let tool = match path.extension().and_then(|ending| ending.to_str()) {
         Some("xz") => "xz",

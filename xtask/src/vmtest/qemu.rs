@@ -14,14 +14,13 @@ use anyhow::{Context, Result};
 use super::debian::QEMU;
 use super::report::{Guest, Report};
 
-/// The number of console lines that are shown if a guest does not come to its end.
+/// The number of console lines printed if a guest stops early.
 const TAIL: usize = 40;
-/// The kernel's command line, without features that take time.
+/// The kernel's command line, without slow features.
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=1 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check net.ifnames=0";
 
-/// The processor, without the flags for copying and clearing memory with one instruction. Emulated
-/// byte by byte, such instructions took three quarters of the time of a guest that loads the kernel
-/// programs.
+/// The processor, without the flags for block copies. Emulated byte by byte, such instructions took
+/// three quarters of a guest's time for loading the kernel programs.
 const PROCESSOR: [&str; 2] = ["-cpu", "max,-erms,-fsrm,-fsrs,-fsrc,-fzrm"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -33,8 +32,8 @@ pub(super) enum Accelerator {
 }
 
 impl Accelerator {
-    /// Chooses KVM only on a processor that supports it. Elsewhere KVM may start without an error,
-    /// and then no guest runs.
+    /// Returns KVM only if the processor supports it. Elsewhere KVM may start without an error, and
+    /// then no guest runs.
     pub(super) fn best() -> Self {
         let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let has = |flag| {
@@ -55,8 +54,8 @@ impl Accelerator {
     }
 
     /// Returns the emulator's arguments. Software emulation is slow, and slower on a busy machine.
-    /// The guest's clock therefore counts instructions, one per nanosecond, and jumps over idle
-    /// time: a busy machine lets no deadline of a test pass.
+    /// The guest's clock therefore counts instructions, one per nanosecond, and skips idle time, so
+    /// that load on the machine does not exceed the tests' deadlines.
     fn arguments(self) -> Vec<&'static str> {
         match self {
             Self::Tcg => [
@@ -76,10 +75,10 @@ impl Accelerator {
     }
 }
 
-/// The memory of a guest that needs no more, in GiB.
+/// The default memory of a guest in GiB.
 pub(super) const MEMORY_GIB: u32 = 4;
 
-/// Boots a guest until it ends or its time is over. The file `log` gets all of its output.
+/// Boots a guest until it ends or its time is over. The file `log` gets the console's output.
 pub(super) fn boot(
     accelerator: Accelerator,
     memory_gib: u32,

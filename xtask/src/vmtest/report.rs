@@ -1,6 +1,6 @@
-//! Reads the results of tests from a guest's console.
+//! Parses the results of tests from a guest's console.
 //!
-//! The guest's own lines begin with [`OURS`]; between them is the output of test programs.
+//! The guest's own lines begin with [`OURS`]; the output of test programs is between them.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -10,7 +10,6 @@ use crate::step::seconds;
 
 const OURS: &str = "kpx-guest: ";
 
-/// A guest's run so far.
 #[derive(Default)]
 pub(super) struct Guest {
     kernel: Option<String>,
@@ -28,17 +27,16 @@ pub(super) struct Suite {
     pub(super) name: String,
     pub(super) passed: usize,
     pub(super) failed: Vec<String>,
-    /// The skipped tests, with the reason.
+    /// The skipped tests, with the reasons.
     pub(super) skipped: Vec<String>,
-    /// The results of a measurement, one per line in JSON.
+    /// The results of a measurement, a JSON line each.
     pub(super) results: Vec<String>,
     took: Duration,
-    /// The exit code, if the suite has ended.
+    /// The exit code; `None` while the suite runs.
     code: Option<i32>,
     output: Vec<String>,
 }
 
-/// The outcome of a kernel.
 pub(super) struct Report {
     pub(super) kernel: String,
     pub(super) booted: Duration,
@@ -49,7 +47,7 @@ pub(super) struct Report {
 }
 
 impl Guest {
-    /// Takes a line of the console, with the time of its arrival.
+    /// Takes a console line, with the time of its arrival.
     pub(super) fn take(&mut self, line: &str, at: Duration) {
         let Some((_, ours)) = line.split_once(OURS) else {
             if let (Some(suite), Some(_)) = (self.suites.last_mut(), self.running) {

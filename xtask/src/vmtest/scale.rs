@@ -1,7 +1,7 @@
 //! Measures large clusters on other kernels: `cargo xtask bench scale --kernel`.
 //!
-//! Guests run the section `scale` of the benchmark, by default without the first packets and
-//! without the counts of the API server.
+//! Guests run the benchmark's section `scale`, by default without first packets and without counts
+//! of the API server.
 
 use std::time::Duration;
 
@@ -63,7 +63,8 @@ pub(crate) struct Measured {
     pub(crate) lines: Vec<String>,
 }
 
-/// Hands each kernel's records on when its guest has ended: the next one takes long.
+/// Runs the guests. `keep` gets each kernel's records when its guest ends, because the next guest
+/// takes long.
 pub(crate) fn run(options: &Options, mut keep: impl FnMut(Measured) -> Result<()>) -> Result<()> {
     let programs = icount::programs(options.no_build, true)?;
     let accelerator = options.accel.unwrap_or_else(Accelerator::best);

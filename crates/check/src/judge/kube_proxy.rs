@@ -1,4 +1,4 @@
-//! Judges what kube-proxy left or holds, and tells the steps from it to kpx.
+//! Judges what remains of kube-proxy, and lists the steps from kube-proxy to kpx.
 
 use proxy_view::output::list;
 
@@ -58,8 +58,8 @@ pub(super) fn kube_proxy_rules(facts: &Facts) -> Finding {
         )
     });
     let found = list(tables.chain(chains));
-    // Its chain cluster-ips-check drops what the node itself sends to a ClusterIP that the table
-    // does not know.
+    // The chain cluster-ips-check drops the node's packets to ClusterIPs that the stale table
+    // lacks.
     let refuses = facts.kpx_runs && facts.kube_proxies.is_empty() && !rules.tables.is_empty();
     let refuses = if refuses {
         "; it drops packets of the node to Services that are newer than these rules"
@@ -98,7 +98,7 @@ pub(super) fn ports(facts: &Facts) -> Finding {
     fail(WHAT, found, fix)
 }
 
-/// Returns the steps from kube-proxy to kpx, in an order in which the node always has Services.
+/// Returns the steps from kube-proxy to kpx, in an order that keeps Services working on the node.
 fn steps(facts: &Facts) -> String {
     let start = (!facts.kpx_runs).then_some("start kpx beside kube-proxy (docs/migration.md)");
     let stop = (!facts.kube_proxies.is_empty())

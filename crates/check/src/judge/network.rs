@@ -1,5 +1,5 @@
-//! Judges the network of this host: forwarding, conntrack, the CNI, MTUs, and what packets past the
-//! stack do not ask.
+//! Judges the network of this host: forwarding, conntrack, the CNI, MTUs, and the policies that
+//! packets bypass on the fast path.
 
 use proxy_net::role::TELL_PODS;
 use proxy_net::xfrm::Policy;
@@ -35,7 +35,7 @@ pub(super) fn ip6_forward(facts: &Facts) -> Finding {
     }
 }
 
-/// Reports rp_filter. Translated packets pass with any setting.
+/// Reports rp_filter. Translated packets pass with any value.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let how = ["off", "strict", "loose"];
     let found = value(facts, RP_FILTER).and_then(|value| how.get(usize::try_from(value).ok()?));
@@ -120,7 +120,7 @@ pub(super) fn mtu(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges the devices that may be taken for a router's by mistake.
+/// Judges the devices that kpx may mistake for a router's.
 pub(super) fn pods(facts: &Facts) -> Finding {
     const WHAT: &str = "pods";
     match facts.no_pods.as_slice() {
@@ -141,7 +141,7 @@ pub(super) fn pods(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges the IPsec policies, which no packet asks that the programs redirect to a device.
+/// Judges the IPsec policies: packets that the programs redirect to a device bypass them.
 pub(super) fn ipsec(facts: &Facts) -> Finding {
     const WHAT: &str = "IPsec";
     if let Some(why) = &facts.ipsec_unknown {
@@ -161,7 +161,7 @@ pub(super) fn ipsec(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges the routing rules of others, which the programs' look-ups ask only in part.
+/// Judges foreign routing rules, which the programs' FIB look-ups obey only in part.
 pub(super) fn routing_rules(facts: &Facts) -> Finding {
     const WHAT: &str = "routing rules";
     if !facts.early_rules.is_empty() {
@@ -197,8 +197,8 @@ pub(super) fn routing_rules(facts: &Facts) -> Finding {
     )
 }
 
-/// Judges what else is in the operator's ranges of ClusterIPs. The cluster's own ranges are known
-/// to a running kpx alone.
+/// Judges other users of the operator's ClusterIP ranges. The cluster's own ranges are available
+/// only from a running kpx.
 pub(super) fn service_ranges(facts: &Facts) -> Option<Finding> {
     const WHAT: &str = "ranges of ClusterIPs";
     if facts.service_ranges.is_empty() {
@@ -220,8 +220,8 @@ pub(super) fn service_ranges(facts: &Facts) -> Option<Finding> {
     Some(warn(WHAT, found, fix))
 }
 
-/// Judges the chains of others that drop what no rule accepts. kube-proxy's mode iptables has a
-/// rule there for what it has marked for masquerading, and kpx has none.
+/// Judges foreign chains that drop by default. kube-proxy's iptables mode accepts its masqueraded
+/// packets there, and kpx adds no such rule.
 pub(super) fn forwarding(facts: &Facts) -> Finding {
     const WHAT: &str = "forwarding";
     if let Some(why) = &facts.netfilter_unknown {
@@ -266,7 +266,7 @@ pub(super) fn forwarding(facts: &Facts) -> Finding {
     )
 }
 
-/// Judges the chains that drop what comes for the host, such as a load balancer's questions to a
+/// Judges the chains that drop packets to the host, such as a load balancer's probes of a
 /// `healthCheckNodePort`.
 pub(super) fn probes(facts: &Facts) -> Finding {
     const WHAT: &str = "health check ports";
@@ -284,13 +284,12 @@ fn value(facts: &Facts, key: &str) -> Option<u64> {
     facts.sysctls.get(key)?.parse().ok()
 }
 
-/// Describes what a chain that drops means for load balancers. It may have a rule that accepts
-/// them.
+/// Describes the effect of a dropping chain on load balancers. A rule of the chain may accept them.
 pub fn unheard_probes(chain: &str) -> String {
     format!("load balancers may not reach healthCheckNodePorts: {chain}")
 }
 
-/// Describes the IPsec policies that the host's packets to Services pass by. Returns None without
+/// Describes the IPsec policies that the host's packets to Services bypass; `None` without
 /// policies.
 pub fn past_ipsec(policies: &[Policy]) -> Option<String> {
     let first = policies.first()?;

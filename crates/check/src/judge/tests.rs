@@ -10,7 +10,6 @@ use proxy_net::kernel::Preemption;
 use proxy_net::netfilter::Refusal;
 use proxy_net::nft::Family;
 
-/// Returns the facts of a node on which everything is right.
 fn node() -> Facts {
     Facts {
         kernel: "6.18.0-generic".to_owned(),
@@ -61,7 +60,7 @@ fn refusal() -> Refusal {
     }
 }
 
-/// The finding and its level for each fact, on a node that is fit but for one change.
+/// The finding and its level for each fact: a fit node with one change.
 const CASES: [(&str, Level, &str, Change); 58] = [
     (
         "ranges of ClusterIPs",

@@ -185,7 +185,7 @@ fn each_failure_to_listen_has_its_advice() {
         other => panic!("{at} is free: {other:?}"),
     };
     let held = TcpListener::bind("127.0.0.1:0").unwrap();
-    // No machine has an address of the range for documentation.
+    // No machine has an address of the documentation range.
     let elsewhere = "192.0.2.1:53530".parse().unwrap();
     let found = [of(taken), of(held.local_addr().unwrap()), of(elsewhere)];
     assert_eq!(

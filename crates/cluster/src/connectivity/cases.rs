@@ -1,4 +1,4 @@
-//! The cases: who dials what, and what must come back.
+//! The cases: client, destination, expected reply.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,13 +7,12 @@ use super::report::LeftOut;
 use super::stage::Stage;
 use crate::probe::{Outcome, Protocol, Reply, Target};
 
-/// The length of a long message: it fills many packets of each way.
+/// The bytes of a long message: many packets in each direction.
 const LONG: usize = 64 << 10;
-/// The connections that tell if all backends answer. One of two stays out by chance once in 2^23
-/// runs.
+/// The number of connections that shows whether all backends answer. By chance, one of two backends
+/// stays out in one of 2^23 runs.
 const MANY: usize = 24;
 
-/// The kind of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum From {
     Pod,
@@ -33,27 +32,26 @@ impl From {
     }
 }
 
-/// The replies that a case must have.
+/// The expected replies of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expect {
-    /// One of these servers answers each time.
+    /// Every reply comes from one of these servers.
     From(&'static [&'static str]),
-    /// Each of these servers answers some time.
+    /// Each of these servers sends at least one reply.
     All(&'static [&'static str]),
-    /// The same server answers all the time.
+    /// All replies come from the same server.
     Same,
     Refused,
     Silent,
-    /// No server answers, whether or not the client is told.
+    /// No server replies; a refusal is allowed.
     Closed,
 }
 
-/// One destination of one client.
 #[derive(Clone, Debug)]
 pub(super) struct Dial {
     pub(super) case: &'static str,
     pub(super) from: From,
-    /// The index of the client's pod; None for this process.
+    /// The index of the client's pod; `None` for this process.
     pub(super) client: Option<usize>,
     pub(super) target: Target,
     pub(super) expect: Expect,
@@ -74,7 +72,7 @@ const SECOND: &[&str] = &["server-2"];
 const BOTH: &[&str] = &["server-1", "server-2"];
 const GUARDED: &[&str] = &["guarded-1"];
 
-/// The dials of a run, and the cases that it has none for.
+/// The dials of a run, and the cases without dials.
 #[derive(Default)]
 pub(super) struct Plan {
     pub(super) dials: Vec<Dial>,
@@ -107,7 +105,7 @@ impl Plan {
         plan
     }
 
-    /// Adds what each client inside the cluster dials.
+    /// Adds the dials of each client inside the cluster.
     fn of_client(&mut self, stage: &Stage, from: From, client: usize) {
         let node = &stage.pods[client].node;
         let mut add = |case, to, expect| self.push(case, from, Some(client), to, expect);
@@ -208,7 +206,7 @@ impl Plan {
         self.long_messages(stage, from, client);
     }
 
-    /// Adds what each client inside the cluster dials with more than a packet of data.
+    /// Adds the dials with more than a packet of data.
     fn long_messages(&mut self, stage: &Stage, from: From, client: usize) {
         let servers = [("server-1", "first", FIRST), ("server-2", "second", SECOND)];
         for (server, service, expect) in servers {
@@ -220,7 +218,7 @@ impl Plan {
                     cluster_ips(stage, service, PORT),
                 ),
             ] {
-                // A long datagram is in fragments, which is another matter.
+                // Long datagrams are left out: they would test fragmentation.
                 let tcp = to
                     .into_iter()
                     .filter(|target| target.protocol == Protocol::Tcp);
@@ -235,7 +233,7 @@ impl Plan {
         }
     }
 
-    /// Adds what a backend dials: the Service that it backs alone.
+    /// Adds the dial of a backend to its own Service.
     fn of_backend(&mut self, stage: &Stage) {
         let client = stage.pods.iter().position(|pod| pod.name == "server-1");
         let to = cluster_ips(stage, "first", PORT);
@@ -295,7 +293,7 @@ impl Plan {
         }
     }
 
-    /// Adds what this process dials.
+    /// Adds the dials of this process.
     fn outside(&mut self, stage: &Stage) {
         let local = stage
             .pods
@@ -358,7 +356,7 @@ impl Plan {
 }
 
 impl Expect {
-    /// Returns what came back instead of what must.
+    /// Compares the replies with the expected replies. The error is the difference.
     pub(super) fn judge(self, replies: &[Reply]) -> Result<(), String> {
         let answers = |reply: &Reply, servers: &[&str]| {
             reply.outcome == Outcome::Answered
@@ -444,7 +442,7 @@ fn ips_of(stage: &Stage, service: &str) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Returns where a node serves the node ports, in the families that the Service has.
+/// Returns the destinations of node ports on a node, in the Service's families.
 fn node_ports(stage: &Stage, service: &str, node: &str) -> Vec<Target> {
     let families = ips_of(stage, service);
     let own = stage.nodes.get(node).into_iter().flatten();

@@ -1,4 +1,4 @@
-//! The test's namespace, which a run removes only if it has made it.
+//! The test's namespace. A run removes only the namespace that it made.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,19 +15,19 @@ use super::objects::{self, ENDS_BY, LABEL, RUN};
 use super::stage::{AGAIN, Stage, tell};
 use proxy_source::kubernetes::SourceError;
 
-/// The time in which the namespace must be gone.
+/// Time limit for the removal of the namespace.
 const REMOVAL: Duration = Duration::from_secs(60);
-/// The time in which the API server may still carry out a request that this run gave up.
+/// The time in which the API server may still carry out a request after the client's timeout.
 const LATE: Duration = Duration::from_secs(3);
 
-/// The state of the request for the namespace.
+/// The state of the request that creates the namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Made {
-    /// The API server was not asked, or refused.
+    /// The request was not sent, or the API server refused it.
     No,
-    /// The API server was asked, and its answer is not here.
+    /// The request was sent, and its response is missing.
     Unknown,
-    /// The API server made it, with this UID.
+    /// The API server created the namespace with this UID.
     Yes(String),
 }
 
@@ -50,7 +50,7 @@ impl Stage<'_> {
         answer.map(drop)
     }
 
-    /// Removes the namespace that this run has made, or keeps it, and leaves any other.
+    /// Removes this run's namespace, or keeps it with `keep`. Leaves any other namespace.
     pub(super) async fn close(&self, keep: bool) -> Result<()> {
         let name = &self.namespace;
         let uid = match &self.made {
@@ -87,8 +87,8 @@ impl Stage<'_> {
         }
     }
 
-    /// Removes what earlier runs left. A namespace whose run may still be at work, or which tells
-    /// no end, is named and left.
+    /// Removes the namespaces of earlier runs. Reports and keeps a namespace whose run may still be
+    /// active, or whose end is unknown.
     pub(super) async fn remove_leftovers(&self) -> Result<()> {
         let ours = ListParams::default().labels(&format!("{}={}", LABEL.0, LABEL.1));
         let listed = self
@@ -121,7 +121,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Removes the namespace of this UID with all that is in it, and waits until it is gone.
+    /// Removes the namespace of this UID with its contents, and waits for the end of the removal.
     async fn remove(&self, name: &str, uid: String) -> Result<()> {
         let only = Preconditions {
             uid: Some(uid.clone()),
@@ -138,7 +138,7 @@ impl Stage<'_> {
             Ok(_) => {}
             Err(error) => match status_code(&error) {
                 Some(404) => return Ok(()),
-                // Another namespace has the name by now, or this one is on its way out.
+                // Another namespace has taken the name, or this namespace is terminating.
                 Some(409) => {}
                 _ => return Err(error),
             },
@@ -173,7 +173,7 @@ impl Stage<'_> {
     }
 }
 
-/// Makes up a word that no other run has.
+/// Returns a word that is unique to this run.
 pub(super) fn random() -> Result<String> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")
@@ -200,8 +200,8 @@ fn annotation<'a>(namespace: &'a Namespace, key: &str) -> Option<&'a str> {
         .map(String::as_str)
 }
 
-/// Returns true if the API server says that it has made nothing. A conflict may be one with the
-/// first try of this very request.
+/// Returns true if the error proves that the API server created nothing. A conflict proves nothing:
+/// the first try of the same request may have succeeded.
 fn is_refusal(error: &anyhow::Error) -> bool {
     status_code(error).is_some_and(|code| (400..500).contains(&code) && ![408, 409].contains(&code))
 }

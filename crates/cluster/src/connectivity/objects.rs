@@ -1,4 +1,4 @@
-//! The objects of the test.
+//! The Kubernetes objects of the test.
 
 use std::net::IpAddr;
 
@@ -10,32 +10,30 @@ use serde_json::{Value, json};
 
 /// The label of the test's namespaces.
 pub(super) const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "kpx-connectivity-test");
-/// The time until which a run may need its namespace.
+/// The time after which the run no longer needs its namespace.
 pub(super) const ENDS_BY: &str = "kpx.dev/ends-by";
-/// The random word of the run that made the namespace.
+/// The random word of the run that created the namespace.
 pub(super) const RUN: &str = "kpx.dev/run";
 const ROLE: &str = "kpx.dev/test-role";
 const SERVER: &str = "kpx.dev/test-server";
-/// The port of servers.
 pub(super) const SERVED: u16 = 18_480;
-/// The port of the guarded server that the policy closes.
+/// The port of the guarded server that the NetworkPolicy closes.
 pub(super) const CLOSED: u16 = 18_481;
-/// The port of Services.
 pub(super) const PORT: u16 = 80;
-/// The Service's port before the closed one.
+/// The Service port whose target port the policy closes.
 pub(super) const CLOSED_PORT: u16 = 81;
-/// The ports that no Service of the test offers.
+/// A port that no Service of the test has.
 pub(super) const NO_PORT: u16 = 82;
-/// The user of the containers, which needs no right.
+/// The user id of the containers, which need no privilege.
 const NOBODY: u32 = 65_534;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Client,
-    /// A client in its node's own network.
+    /// A client in its node's network namespace.
     Host,
     Server,
-    /// A server whose policy lets clients in at one of its two ports.
+    /// A server whose NetworkPolicy admits clients at one of its two ports.
     Guarded,
 }
 
@@ -58,17 +56,17 @@ impl Role {
     }
 }
 
-/// A pod of the test.
 #[derive(Clone, Debug)]
 pub(super) struct TestPod {
     pub(super) name: String,
     pub(super) node: String,
     pub(super) role: Role,
-    /// Its addresses, once it runs.
+    /// The addresses; empty until the pod runs.
     pub(super) ips: Vec<IpAddr>,
 }
 
-/// Lists the pods for these nodes: two servers and a guarded one on the first two, clients on all.
+/// Returns the pods for these nodes: two servers and a guarded server on the first two nodes,
+/// clients on all.
 pub(super) fn pods_for(nodes: &[String]) -> Vec<TestPod> {
     let pod = |role: Role, number: usize, node: &str| TestPod {
         name: format!("{}-{number}", role.name()),
@@ -95,13 +93,13 @@ pub(super) fn pods_for(nodes: &[String]) -> Vec<TestPod> {
 pub(super) fn namespace(name: &str, run: &str, ends_by: &str) -> Result<Namespace> {
     object(json!({"metadata": {
         "name": name,
-        // Pods in their node's network are what the level `privileged` alone lets in.
+        // Pods with `hostNetwork` need the level `privileged`.
         "labels": {LABEL.0: LABEL.1, "pod-security.kubernetes.io/enforce": "privileged"},
         "annotations": {ENDS_BY: ends_by, RUN: run},
     }}))
 }
 
-/// Makes the manifest of a pod, which ends by itself after so many seconds.
+/// Returns the manifest of a pod that ends by itself after `seconds`.
 pub(super) fn pod(pod: &TestPod, image: &str, seconds: u64) -> Result<Pod> {
     let mut command = vec![
         crate::exec::KPX.to_owned(),
@@ -141,10 +139,9 @@ pub(super) fn pod(pod: &TestPod, image: &str, seconds: u64) -> Result<Pod> {
     }))
 }
 
-/// The name of the one container of each pod.
 pub(super) const CONTAINER: &str = "probe";
 
-/// Lists the Services that every cluster can have.
+/// Returns the Services that every cluster supports.
 pub(super) fn services() -> Result<Vec<Service>> {
     let one = json!({SERVER: "server-1"});
     let all = json!({ROLE: "server"});
@@ -176,7 +173,7 @@ pub(super) fn services() -> Result<Vec<Service>> {
     services.into_iter().collect()
 }
 
-/// Makes the Service at addresses that an operator gave.
+/// Returns the Service with external addresses of the operator.
 pub(super) fn external_ip(addresses: &[IpAddr]) -> Result<Service> {
     service(
         "external-ip",
@@ -185,14 +182,13 @@ pub(super) fn external_ip(addresses: &[IpAddr]) -> Result<Service> {
     )
 }
 
-/// Makes a Service of type LoadBalancer. No controller serves its class, so its address is the one
-/// that the test writes.
+/// Returns a Service of type LoadBalancer. Its class has no controller, so the test itself writes
+/// its address.
 pub(super) fn load_balancer() -> Result<Service> {
     let class = json!({"type": "LoadBalancer", "loadBalancerClass": "kpx.dev/connectivity-test"});
     service("load-balancer", &json!({ROLE: "server"}), class)
 }
 
-/// Makes the status that has these addresses.
 pub(super) fn load_balancer_status(addresses: &[IpAddr]) -> Value {
     let ingress: Vec<_> = addresses
         .iter()
@@ -230,7 +226,7 @@ fn port(protocol: &str, number: u16, target: u16) -> Value {
     json!({"name": name, "protocol": protocol, "port": number, "targetPort": target})
 }
 
-/// Lets clients in at one port of the guarded pod, and nothing else.
+/// Returns the policy that admits clients at one port of the guarded pod.
 pub(super) fn policy() -> Result<NetworkPolicy> {
     let ports = ["TCP", "UDP"].map(|protocol| json!({"protocol": protocol, "port": SERVED}));
     let clients =

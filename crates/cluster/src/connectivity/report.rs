@@ -1,4 +1,4 @@
-//! The table of a run: a row for each case and kind of client.
+//! The table of a run: a row per case and kind of client.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -12,12 +12,13 @@ use super::cases::{DENIED, DENIED_DIRECT, Dial, From, Plan};
 use super::run::{Judged, decision, unreached};
 use super::stage::Stage;
 
-/// The failures of a row that are shown to people.
+/// The maximum number of failures that a row shows.
 const SHOWN: usize = 3;
-/// The failed rows for which kpx is asked: each answer loads a copy of the programs.
+/// The maximum number of failed rows with kpx's decision: each decision loads a copy of the
+/// programs.
 const ASKED: usize = 8;
 
-/// A case that was not tried.
+/// A case that was not tested.
 #[derive(Clone, Debug)]
 pub(super) struct LeftOut {
     pub(super) case: &'static str,
@@ -25,7 +26,7 @@ pub(super) struct LeftOut {
     pub(super) why: String,
 }
 
-/// The whole in the form of `--output json`. Fields may be added, and no field is renamed or
+/// The result in the form of `--output json`. Fields may be added, and no field is renamed or
 /// removed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -46,10 +47,10 @@ struct Row {
     from: &'static str,
     /// `passed`, `failed` or `leftOut`.
     result: &'static str,
-    /// The destinations that were dialled, and those with the right replies.
+    /// The number of dialled destinations; `right` counts those with the expected replies.
     dials: usize,
     right: usize,
-    /// Why the case, or a part of it, was left out.
+    /// The reason why the case or a part of it was left out.
     why: Option<String>,
     failures: Vec<Failure>,
     #[serde(skip)]
@@ -59,13 +60,13 @@ struct Row {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Failure {
-    /// The client's node; null for the client outside.
+    /// The client's node; null for this process.
     node: Option<String>,
     protocol: String,
     to: String,
     expected: String,
     got: String,
-    /// What the kpx of the client's node does with such a packet; null if it was not asked.
+    /// kpx's decision for such a packet on the client's node; null if it was not requested.
     kpx: Option<String>,
 }
 
@@ -125,7 +126,7 @@ impl Report {
         }
     }
 
-    /// Prints the table or the data, and returns how the command ends.
+    /// Prints the table or the data, and returns the exit status.
     pub(super) fn print(&self, output: &OutputArgs) -> Result<ExitCode> {
         output.print(self, |form| self.text(form))?;
         Ok(if self.failed == 0 {
@@ -173,8 +174,8 @@ impl Report {
 }
 
 impl Plan {
-    /// Leaves out the denied cases if the cluster denies nothing: their pods are reached without a
-    /// Service, too.
+    /// Leaves out the denied cases if the cluster does not enforce policies: the pods are reachable
+    /// without a Service too.
     fn leave_out_unenforced(&mut self, results: &mut Vec<(Dial, Judged)>) {
         let Some((dial, Err(got))) = results
             .iter()
@@ -196,7 +197,7 @@ impl Plan {
         }
     }
 
-    /// Leaves out what failed from outside at addresses of which nothing at all comes back.
+    /// Leaves out the failures from outside at addresses that this process does not reach at all.
     async fn leave_out_unreached(&mut self, results: &mut Vec<(Dial, Judged)>) {
         let failed = results
             .iter()

@@ -1,4 +1,4 @@
-//! Dials from the pods and from here, until all is as it must be or the time is over.
+//! Dials from the pods and from this process, until all replies are right or the time is over.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,23 +15,23 @@ use crate::exec::{self, Answer};
 use crate::pods::NodePod;
 use crate::probe::{Outcome, Protocol, Reply, Target, dial_all};
 
-/// The time for one answer.
+/// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// The time for an answer that must not come.
+/// Time limit for an answer that must not come.
 const SILENCE: Duration = Duration::from_secs(1);
-/// The destinations of one command: they must fit into a URL.
+/// The maximum number of destinations per command: they must fit into a URL.
 const PER_COMMAND: usize = 50;
-/// The time for one command: it dials them together, and one of them up to 24 times.
+/// Time limit for a command, which dials its destinations in parallel, each up to 24 times.
 const COMMAND: Duration = Duration::from_secs(90);
-/// The most bytes of a command's answer.
+/// Maximum size of a command's output in bytes.
 const LONGEST: u64 = 4 << 20;
-/// The port of kpx's health, by which this process learns if it reaches a node.
+/// The port of kpx's `/healthz`, which shows whether this process reaches a node.
 const HEALTH: u16 = 10_256;
 
-/// The result of a dial: what came back instead of what must.
+/// The result of a dial; the error is the difference to the expected replies.
 pub(super) type Judged = Result<(), String>;
 
-/// Dials until all dials are right or `settle` is over, and then each once more: that one counts.
+/// Dials until all dials pass or `settle` is over, and then each once more. The last round counts.
 pub(super) async fn run(stage: &Stage<'_>, dials: &[Dial], settle: Duration) -> Vec<Judged> {
     let until = Instant::now() + settle;
     let mut open: Vec<usize> = (0..dials.len()).collect();
@@ -49,7 +49,7 @@ pub(super) async fn run(stage: &Stage<'_>, dials: &[Dial], settle: Duration) -> 
     round(stage, dials, &(0..dials.len()).collect::<Vec<_>>()).await
 }
 
-/// Dials these once. Each client dials its destinations at the same time as the others.
+/// Dials each destination once. The clients dial in parallel.
 async fn round(stage: &Stage<'_>, dials: &[Dial], wanted: &[usize]) -> Vec<Judged> {
     let mut by_client: BTreeMap<(Option<usize>, bool), Vec<usize>> = BTreeMap::new();
     for index in wanted {
@@ -95,7 +95,7 @@ async fn round(stage: &Stage<'_>, dials: &[Dial], wanted: &[usize]) -> Vec<Judge
         .collect()
 }
 
-/// Dials from a pod, by a command in it.
+/// Dials from a pod, by a command in the pod.
 async fn dial_in(
     stage: &Stage<'_>,
     pod: usize,
@@ -134,8 +134,7 @@ async fn dial_in(
     Ok(replies)
 }
 
-/// Returns the addresses that this process does not reach at all: neither an answer nor a refusal
-/// comes from there.
+/// Returns the addresses from which this process gets neither an answer nor a refusal.
 pub(super) async fn unreached(dials: &[Dial]) -> Vec<IpAddr> {
     let outside = dials
         .iter()
@@ -161,7 +160,7 @@ pub(super) async fn unreached(dials: &[Dial]) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Asks the kpx of the client's node what it does with such a packet.
+/// Returns the decision of kpx on the client's node for such a packet.
 pub(super) async fn decision(stage: &Stage<'_>, dial: &Dial) -> Option<String> {
     let pod = &stage.pods[dial.client?];
     let to = dial.target.ip()?;

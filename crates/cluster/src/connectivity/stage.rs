@@ -1,4 +1,4 @@
-//! Makes what is in the test's namespace, and waits for it.
+//! Creates the objects in the test's namespace, and waits until they are ready.
 
 use std::collections::BTreeMap;
 use std::io::{Write, stderr};
@@ -21,28 +21,26 @@ use super::objects::{self, TestPod};
 use crate::connect::ConnectArgs;
 use crate::pods::NodePod;
 
-/// The seconds in which pods must run, and in which the API server must answer each time.
+/// Time limit in seconds for the pods to run, and for each response of the API server.
 pub(super) const TIMEOUT: u64 = 120;
-/// The seconds for the dials, behind those for the pods.
+/// The seconds for the dials, after the pods run.
 pub(super) const DIALS: u64 = 120;
-/// The time until an object is looked at again.
+/// Time between two reads of an object.
 pub(super) const AGAIN: Duration = Duration::from_millis(250);
 
-/// The test's objects, as they are in the cluster.
 pub(super) struct Stage<'a> {
     pub(super) client: Client,
     pub(super) connect: &'a ConnectArgs,
     pub(super) namespace: String,
-    /// A random word in the namespace that this run makes, and in no other.
+    /// A random word that only this run's namespace carries.
     pub(super) run: String,
     pub(super) made: Made,
-    /// The pods of kpx on the nodes of the test.
+    /// The pods of kpx on the test's nodes.
     pub(super) kpx: Vec<NodePod>,
     pub(super) pods: Vec<TestPod>,
-    /// The addresses of nodes, by name.
     pub(super) nodes: BTreeMap<String, Vec<IpAddr>>,
     pub(super) services: BTreeMap<String, Service>,
-    /// The reason why there is no NetworkPolicy.
+    /// The reason for a test without NetworkPolicy.
     pub(super) no_policy: Option<String>,
     /// True if the cluster has a Service for DNS.
     pub(super) has_dns: bool,
@@ -71,11 +69,11 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Makes the objects, and waits until the pods run and the Services have their endpoints.
+    /// Creates the objects, and waits until the pods run and the Services have endpoints.
     pub(super) async fn build(&mut self, args: &ConnectivityArgs) -> Result<()> {
         self.learn().await?;
         let lives = self.connect.timeout(TIMEOUT) + Duration::from_secs(DIALS + 60);
-        // A namespace that is kept belongs to no run any more.
+        // The next run may remove a kept namespace at once.
         let ends_by = Timestamp::now() + if args.keep { Duration::ZERO } else { lives };
         self.make_namespace(&ends_by.to_string()).await?;
         self.make_services(args).await?;
@@ -96,7 +94,7 @@ impl<'a> Stage<'a> {
         self.await_pods().await
     }
 
-    /// Reads what the cluster has: its nodes' addresses, and whether there is a Service for DNS.
+    /// Reads the nodes' addresses, and whether the cluster has a Service for DNS.
     async fn learn(&mut self) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let listed = self
@@ -162,8 +160,8 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Makes a pod. Retries until the namespace's ServiceAccount exists, because the API server
-    /// refuses pods before that.
+    /// Creates a pod. Retries until the namespace's ServiceAccount exists: the API server refuses
+    /// pods before.
     async fn make_pod(&self, pod: &Pod) -> Result<()> {
         let pods: Api<Pod> = self.api();
         let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -250,7 +248,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Returns the addresses of a pod that runs, or why it does not.
+/// Returns the addresses of a running pod; the error is the reason why it does not run.
 fn addresses(pod: &Pod) -> Result<Vec<IpAddr>, String> {
     let status = pod.status.clone().unwrap_or_default();
     let ips: Vec<_> = status
@@ -295,6 +293,6 @@ fn addresses(pod: &Pod) -> Result<Vec<IpAddr>, String> {
 
 pub(super) fn tell(text: &str) {
     let text = proxy_view::output::escaped(text).replace('\n', " ");
-    // A failure is ignored, because a closed standard error leaves no place to report it.
+    // A closed standard error leaves no place to report a failure.
     let _told = writeln!(stderr(), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Clients: each connection has one message and one answer.
+//! Clients: each connection carries one message and one answer.
 
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
@@ -16,9 +16,9 @@ use tokio::time::timeout;
 
 use super::{Answer, LONGEST, Protocol, QUESTION, Target};
 
-/// The destinations that are dialled at the same time.
+/// The maximum number of parallel dials.
 const PARALLEL: usize = 64;
-/// The time after which a datagram is sent again.
+/// Time after which a datagram is sent again.
 const AGAIN: Duration = Duration::from_millis(400);
 
 /// Dial each destination, and print what came back as JSON: for each a list of its replies.
@@ -32,16 +32,15 @@ pub(super) struct DialArgs {
     millis: u64,
 }
 
-/// The end of one connection.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Reply {
     pub(crate) outcome: Outcome,
     /// The name of the server that answered.
     pub(crate) server: Option<String>,
-    /// The client's address, as the server sees it.
+    /// The client's address as the server sees it.
     pub(crate) seen: Option<IpAddr>,
-    /// The words of an error.
+    /// The text of an error.
     pub(crate) error: String,
 }
 
@@ -49,17 +48,13 @@ pub(crate) struct Reply {
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Outcome {
     Answered,
-    /// The destination answered that nothing serves there.
     Refused,
-    /// Nothing came back.
     Silent,
-    /// The connection was made, and its end did not come.
+    /// The connection was established, and the answer did not end.
     Stalled,
-    /// The name has no address.
     Unresolved,
-    /// This machine has no way there, or a router says so.
+    /// This machine has no route, or a router reported the destination unreachable.
     Unreachable,
-    /// Another error.
     Failed,
 }
 
@@ -88,7 +83,7 @@ pub(super) async fn dial(args: DialArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Dials all destinations, and returns the replies of each.
+/// Dials all destinations, and returns the replies of each destination.
 pub(crate) async fn dial_all(targets: &[Target], limit: Duration) -> Vec<Vec<Reply>> {
     let dials = targets.iter().map(|target| async move {
         let mut replies = Vec::new();
@@ -176,7 +171,7 @@ async fn exchange(stream: TcpStream, bytes: usize) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// Sends the datagram until an answer is here: one may be lost on its way.
+/// Sends the datagram again until an answer arrives: datagrams may be lost.
 async fn ask(at: String, bytes: usize) -> io::Result<Vec<u8>> {
     let any = if at.starts_with('[') {
         "[::]:0"

@@ -1,4 +1,4 @@
-//! Servers that answer with their name and with the client's address.
+//! Servers that answer with their name and the client's address.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,12 +16,12 @@ use tokio::time::timeout;
 
 use super::{Answer, LONGEST, QUESTION};
 
-/// The time of one conversation.
+/// Time limit for a conversation.
 const CONVERSATION: Duration = Duration::from_secs(10);
-/// The conversations of a port at the same time. Their messages fit into the memory of the test's
-/// pods.
+/// The maximum number of concurrent conversations per port. Their messages fit into the memory
+/// limit of the test's pods.
 const MOST: usize = 64;
-/// The time after an error of a socket, such as a lack of file descriptors or memory.
+/// The pause after a socket error, such as a lack of file descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Answer each client with this name and the client's address, by TCP and UDP, until SIGTERM or
@@ -37,7 +37,7 @@ pub(super) struct ServeArgs {
 }
 
 pub(super) async fn serve(args: ServeArgs) -> Result<ExitCode> {
-    // The first process of a container ends by no signal that it does not take.
+    // The kernel delivers no signal with default action to the first process of a container.
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let name: Arc<str> = args.name.into();
@@ -48,8 +48,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<ExitCode> {
             IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         ] {
             let at = SocketAddr::new(any, port);
-            // A socket of IPv6 has both families on most hosts, and a host may have one family
-            // alone.
+            // An IPv6 socket serves both families on most hosts. A host may have only one family.
             if let (Ok(listener), Ok(socket)) =
                 (TcpListener::bind(at).await, UdpSocket::bind(at).await)
             {
@@ -79,7 +78,7 @@ async fn accept(listener: TcpListener, name: Arc<str>) {
         };
         let name = Arc::clone(&name);
         tokio::spawn(async move {
-            // The client tells what it missed.
+            // The client reports a missing answer.
             let _ended = timeout(CONVERSATION, converse(stream, client, &name)).await;
             drop(permit);
         });
@@ -104,12 +103,12 @@ pub(super) async fn respond(socket: UdpSocket, name: Arc<str>) {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        // A datagram forged in a server's name would else have two servers answer each other for
-        // ever.
+        // Otherwise a datagram spoofed from a server's address would make two servers answer each
+        // other for ever.
         if !buffer[..length].starts_with(&[QUESTION]) {
             continue;
         }
-        // An answer longer than its question would serve a flood at a forged client.
+        // An answer longer than its question would amplify a flood against a spoofed address.
         if let Ok(answer) = answer(&name, client, length)
             && answer.len() <= length
         {

@@ -1,4 +1,4 @@
-//! The archive: its parts, and the list of them.
+//! The archive: its parts, and their list CONTENTS.
 
 use std::fmt::{Display, Write as _};
 use std::io::{self, Read, Write};
@@ -10,22 +10,21 @@ use flate2::write::GzEncoder;
 use jiff::Timestamp;
 use proxy_view::output::escaped;
 
-/// The name of the list of all parts.
+/// The name of the list of parts.
 const CONTENTS: &str = "CONTENTS";
-/// The most bytes that the archive of a node may unpack to.
+/// Maximum unpacked size of a node's archive in bytes.
 const LONGEST: u64 = 1 << 30;
 
-/// An archive that is being written.
 pub(super) struct Archive {
     tar: tar::Builder<GzEncoder<Box<dyn Write + Send>>>,
     contents: String,
-    /// The parts that could not be gathered.
+    /// The missing parts.
     failed: Vec<String>,
     time: u64,
 }
 
 impl Archive {
-    /// Begins an archive. `about` is the text above the list of its parts.
+    /// Begins an archive. `about` is the header of CONTENTS.
     pub(super) fn new(writer: Box<dyn Write + Send>, about: &str) -> Self {
         let contents = format!("{about}\n{:<40} {:>12}  FROM\n", "FILE", "BYTES");
         let time = Timestamp::now().as_second().try_into().unwrap_or_default();
@@ -38,7 +37,8 @@ impl Archive {
         }
     }
 
-    /// Adds a part, or the reason why it is missing. Fails only if the archive cannot be written.
+    /// Adds a part, or lists the reason why it is missing. Fails only if the archive cannot be
+    /// written.
     pub(super) fn add(&mut self, name: &str, from: &str, part: Result<Vec<u8>>) -> Result<()> {
         match part {
             Ok(bytes) => {
@@ -53,11 +53,11 @@ impl Archive {
         Ok(())
     }
 
-    /// Adds the parts of a node's archive below a folder, or none if one of them is not a whole
-    /// file with a plain name.
+    /// Adds the parts of a node's archive below a folder. Adds none of them if any part is not a
+    /// complete file with a plain name.
     pub(super) fn add_all(&mut self, folder: &str, archive: &[u8]) -> Result<()> {
-        // The parts go through twice and not to memory, because a few bytes may unpack to very
-        // many.
+        // The archive is unpacked twice, to check and to copy, and never held in memory: a few
+        // bytes may unpack to very many.
         let mut parts = 0;
         each_part(archive, |name, mut part| {
             let read = io::copy(&mut part, &mut io::sink())
@@ -81,13 +81,13 @@ impl Archive {
         Ok(())
     }
 
-    /// Adds a line to the list. A node cannot forge another one.
+    /// Adds a line to the list. Escaping keeps a node from injecting lines.
     fn list(&mut self, name: &str, size: impl Display, from: &str) {
         let from = escaped(from.trim_end()).replace('\n', " ");
         let _ = writeln!(self.contents, "{name:<40} {size:>12}  {from}");
     }
 
-    /// Adds the list, ends the archive, and returns the names of the parts that are missing.
+    /// Adds the list, ends the archive, and returns the names of missing parts.
     pub(super) fn finish(mut self) -> Result<Vec<String>> {
         let contents = std::mem::take(&mut self.contents);
         self.put(CONTENTS, contents.len() as u64, contents.as_bytes())?;
@@ -108,11 +108,11 @@ impl Archive {
     }
 }
 
-/// The parts of a node's archive while they are read.
+/// A part of a node's archive while it is read.
 type Part<'a, 'b> = tar::Entry<'a, io::Take<GzDecoder<&'b [u8]>>>;
 
-/// Gives each part of a node's archive. Long names of tar are no parts, so no name fills the
-/// memory.
+/// Calls a function for each part of a node's archive. tar's long-name entries are rejected, so
+/// that no name fills the memory.
 fn each_part<'b>(
     archive: &'b [u8],
     mut to: impl FnMut(&str, Part<'_, 'b>) -> Result<()>,
@@ -138,7 +138,7 @@ fn each_part<'b>(
     Ok(())
 }
 
-/// Returns true for the name of a file in the archive's own folder.
+/// Returns true for the name of a file directly in the archive's folder.
 fn is_plain(name: &str) -> bool {
     let is_letter = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     !name.is_empty() && name.len() <= 80 && !name.starts_with('.') && name.chars().all(is_letter)

@@ -1,4 +1,4 @@
-//! The parts of one node: what kpx says, what the kernel and the installed tools show.
+//! The parts of a node: output of kpx, the kernel and installed tools.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -16,12 +16,12 @@ use tokio::time::timeout;
 
 use super::archive::Archive;
 
-/// The time for one part.
+/// Time limit for a part.
 const PART: Duration = Duration::from_secs(30);
-/// The most flows that are written out.
+/// The maximum number of listed flows.
 const FLOWS: usize = 1_000_000;
 
-/// What kpx says of itself: the file, and the command without --run-dir.
+/// kpx's own commands: the file, and the command without `--run-dir`.
 const COMMANDS: [(&str, &str); 10] = [
     ("status.txt", "status -o wide"),
     ("status.json", "status -o json"),
@@ -35,11 +35,10 @@ const COMMANDS: [(&str, &str); 10] = [
     ("events.json", "events -o json"),
 ];
 
-/// The parts that only the agent's socket tells.
+/// The parts that come from the agent's socket.
 const PATHS: [(&str, &str); 2] = [("metrics.txt", "/metrics"), ("config.json", "/configz")];
 
-/// The output of tools, as far as they are installed. kpx's image has none of them, and the node
-/// has.
+/// The output of installed tools. kpx's image has none of them; the node usually has.
 const TOOLS: [(&str, &str); 12] = [
     ("nft.txt", "nft list ruleset"),
     ("iptables.txt", "iptables-save"),
@@ -55,11 +54,10 @@ const TOOLS: [(&str, &str); 12] = [
     ("filters.txt", "tc -statistics filter show dev kpx0 egress"),
 ];
 
-/// The files of the kernel that say what it is. Its command line may carry credentials, and stays
-/// out.
+/// The kernel's version. Its command line is left out, because it may hold credentials.
 const KERNEL: [&str; 2] = ["/proc/version", "/proc/sys/kernel/osrelease"];
 
-/// The beginnings of those lines of the kernel's configuration that matter to kpx.
+/// The prefixes of the kernel's configuration options that matter to kpx.
 const CONFIG: [&str; 12] = [
     "CONFIG_BPF",
     "CONFIG_CGROUP_BPF",
@@ -75,7 +73,7 @@ const CONFIG: [&str; 12] = [
     "CONFIG_VXLAN",
 ];
 
-/// Adds all parts. Fails only if the archive cannot be written. Returns the reason why no agent
+/// Adds all parts. Fails only if the archive cannot be written. Returns the reason if no agent
 /// answers.
 pub(super) async fn gather(
     archive: &mut Archive,
@@ -94,7 +92,7 @@ pub(super) async fn gather(
     let run_dir_flag = format!("--run-dir={}", run_dir.display());
     for (name, command) in COMMANDS {
         let mut arguments: Vec<_> = command.split(' ').collect();
-        // `kpx check` is about the host, whichever agent runs.
+        // `kpx check` describes the host, independent of the agent.
         if !command.starts_with("check") {
             arguments.push(&run_dir_flag);
         }
@@ -147,7 +145,7 @@ pub(super) async fn gather(
     Ok(no_agent)
 }
 
-/// Returns what a program prints. An exit status other than 0 is part of it: `kpx status` has one
+/// Returns the output of a program. A failing exit status belongs to the output: `kpx status` fails
 /// on an unhealthy node.
 async fn run(program: &str, arguments: &[&str]) -> Result<Vec<u8>> {
     let mut command = Command::new(program);
@@ -168,14 +166,14 @@ async fn run(program: &str, arguments: &[&str]) -> Result<Vec<u8>> {
         output.status,
         String::from_utf8_lossy(&output.stderr).trim()
     );
-    // Data stay data; a warning goes behind text.
+    // JSON must stay parseable; standard error follows only text.
     if !arguments.contains(&"json") {
         text.extend(output.stderr);
     }
     Ok(text)
 }
 
-/// Counts the flows by Service, protocol and state, and lists them if that is wanted.
+/// Counts the flows by Service, protocol and state, and lists them if `list`.
 async fn flows(client: &Client, list: bool) -> Result<(BTreeMap<String, u64>, Vec<u8>)> {
     let mut counts = BTreeMap::new();
     let mut listed = Vec::new();
@@ -222,7 +220,7 @@ fn config() -> Result<Vec<u8>> {
     Ok(matter(&text).into_bytes())
 }
 
-/// Keeps the lines that matter to kpx, also those that say that an option is not set.
+/// Returns the lines that matter to kpx, including `is not set` lines.
 fn matter(config: &str) -> String {
     let matters = |line: &&str| {
         CONFIG

@@ -1,4 +1,4 @@
-//! The parts of the cluster: the objects of kpx, their Events, the agents' logs.
+//! The parts of the cluster: kpx's objects, their Events, the agents' logs.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -19,9 +19,9 @@ use super::archive::Archive;
 use crate::connect::ConnectArgs;
 use crate::pods::{Cluster, NodePod};
 
-/// The most bytes of an agent's log.
+/// Maximum size of an agent's log in bytes.
 const LONGEST_LOG: i64 = 16 << 20;
-/// The text in place of what is left out.
+/// The text in place of redacted values.
 const LEFT_OUT: &str = "<left out>";
 
 /// Adds the objects and the logs. Fails only if the archive cannot be written.
@@ -92,7 +92,7 @@ pub(super) async fn gather(
     Ok(())
 }
 
-/// Lists objects, without what must not leave the cluster.
+/// Lists objects, without the values that must not leave the cluster.
 async fn list<K>(connect: &ConnectArgs, api: &Api<K>, params: &ListParams) -> Result<Vec<Value>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Serialize,
@@ -104,7 +104,7 @@ where
         .items
     {
         object.managed_fields_mut().clear();
-        // kubectl keeps the whole object as it was applied in there.
+        // kubectl's last-applied annotation holds the whole object.
         object
             .annotations_mut()
             .remove("kubectl.kubernetes.io/last-applied-configuration");
@@ -120,7 +120,7 @@ fn text(objects: Result<Vec<Value>>) -> Result<Vec<u8>> {
         .context("write objects")
 }
 
-/// Takes the values of environment variables out of all containers.
+/// Removes the values of environment variables from all containers.
 fn redact(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -150,7 +150,7 @@ fn of_nodes(nodes: Vec<Value>, cluster: &Cluster) -> Vec<Value> {
     nodes.into_iter().filter(is_asked).collect()
 }
 
-/// Keeps the Events that kpx sent, and those about its pods and its DaemonSet.
+/// Returns the Events that kpx sent, and those about its pods and its DaemonSet.
 fn about(events: Vec<Value>, cluster: &Cluster, connect: &ConnectArgs) -> Vec<Value> {
     let pods: BTreeSet<_> = cluster.nodes.iter().map(|at| at.pod.as_str()).collect();
     let is_ours = |event: &Value| {
@@ -192,7 +192,7 @@ async fn log(
     let read = async |params: LogParams| {
         let call = async {
             let mut text = Vec::new();
-            // The kubelet keeps the limit only as long as the node is honest.
+            // Only an honest kubelet obeys the limit.
             let log = pods
                 .log_stream(&at.pod, &params)
                 .await?
@@ -206,7 +206,7 @@ async fn log(
         connect.call(TIMEOUT, "read the log", call).await
     };
     let text = read(params.clone()).await?;
-    // The container before the last restart often says why.
+    // The log of the previous container often has the cause of its restart.
     match read(LogParams {
         previous: true,
         ..params

@@ -61,7 +61,7 @@ pub struct NodeModel {
     pub primary: Vec<IpAddr>,
     pub algorithm: Algorithm,
     pub backend_health: HealthMode,
-    /// The silent backends: see [`ModelOptions::ejected`].
+    /// The silent backends: see [`ModelOptions::silent`].
     pub silent: Arc<Silent>,
     pub guard: Guard,
     /// Set in host mode.

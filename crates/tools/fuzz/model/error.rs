@@ -1,5 +1,5 @@
-//! ICMP errors about packets of flows (RFC 792, RFC 4443 §3): each end hears of its packet as it
-//! sent it.
+//! ICMP errors about packets of flows (RFC 792, RFC 4443 §3): each end gets the error about the
+//! packet as it sent it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,13 +16,12 @@ use super::{
     pass, unnoted,
 };
 
-/// An error, and the packet that it quotes.
 struct Quoting {
     ip: Ip,
     quote: Ip,
     src: SocketAddr,
     dst: SocketAddr,
-    /// It says that nothing reaches the destination.
+    /// The error is of type "destination unreachable".
     is_unreachable: bool,
 }
 
@@ -43,7 +42,7 @@ impl Model {
             At::Anchor => &[Table::Starting],
             At::Lo => &[Table::Leaving, Table::Starting],
         };
-        // The packet went the other way.
+        // The quoted packet travelled in the opposite direction.
         let found = tables.iter().find_map(|table| {
             let (id, leg) = *self
                 .index
@@ -52,7 +51,7 @@ impl Model {
             (*table != Table::Leaving || belongs(sent, &flow, leg)).then_some((*table, leg, flow))
         });
         let (table, leg, flow) = found.ok_or(Reason::Protocol)?;
-        // A router on the way keeps its address.
+        // A router on the path keeps its address.
         let src_or = |from: SocketAddr, to: SocketAddr| {
             if error.ip.src == from.ip() {
                 to.ip()
@@ -82,7 +81,7 @@ impl Model {
                 self.give(pass(noted(sent.mark, TRANSLATED), frame))
             }
             (Table::Leaving, Leg::AsNode) => {
-                // A router's error too: the backend knows no host beyond the node.
+                // This includes a router's error: the backend does not see hosts beyond the node.
                 pass(
                     unnoted(sent),
                     frame(flow.source.ip(), dst, error.src, flow.source),
@@ -112,8 +111,8 @@ impl Model {
 }
 
 impl Model {
-    /// Returns the outcome of an error that has gone past the stack. It may where the whole flow does
-    /// that it is about.
+    /// Returns the outcome of an error that has skipped the stack, which is allowed if its flow
+    /// bypasses the stack.
     fn error_past_stack(&mut self, sent: &Sent, got: &Got, error: &Quoting) -> Option<Got> {
         if !matches!(sent.at, At::Ingress(_)) || got.verdict != Verdict::Redirect {
             return None;
@@ -177,8 +176,8 @@ impl Model {
 }
 
 impl Model {
-    /// Counts an error in place of a backend's first word. It counts from where the route to the
-    /// backend leads, and from the host.
+    /// Counts an error as the backend's first answer. It counts only from the direction of the
+    /// route to the backend, or from the host.
     fn note_unreachable(&mut self, sent: &Sent, error: &Quoting, flow: &Flow) {
         let came_in_by = match sent.at {
             At::Ingress(device) => Some(device),
@@ -194,8 +193,8 @@ impl Model {
     }
 }
 
-/// Returns true if an error belongs to a flow. The rule is that of packets: a masqueraded flow has
-/// only errors that a hook has marked or that the host itself has met.
+/// Returns true if an error belongs to a flow. The rule is that of packets: errors of a masqueraded
+/// flow are marked by a hook, or come from the host.
 fn belongs(sent: &Sent, flow: &Flow, leg: Leg) -> bool {
     let note = sent.note(false);
     let is_marked = note.is_none_or(|note| note & TRANSLATED != 0) || !sent.came_in;
@@ -207,7 +206,7 @@ fn belongs(sent: &Sent, flow: &Flow, leg: Leg) -> bool {
     }
 }
 
-/// An error whose quote goes as far as the ports, of a packet that its receiver sent.
+/// Reads an error whose quote includes the ports of a packet that the error's receiver sent.
 fn read(frame: &[u8], family: Family) -> Result<Quoting, Reason> {
     let ip = wire::outer(frame, family)?;
     let (icmp, errors): (u8, &[u8]) = match family {
@@ -245,8 +244,8 @@ fn read(frame: &[u8], family: Family) -> Result<Quoting, Reason> {
 }
 
 impl Quoting {
-    /// Other addresses for the error, other peers for what it quotes. The quoted transport's
-    /// checksum stays as it is.
+    /// Sets the error's addresses and the quoted packet's peers. The quoted transport checksum
+    /// stays unchanged.
     fn rewrite(
         &self,
         frame: &mut [u8],
@@ -261,8 +260,7 @@ impl Quoting {
         ];
         let mut changes: Vec<_> = ports.into_iter().filter(|(from, to)| from != to).collect();
         if self.ip.family == Family::V6 {
-            // An IPv4 header's checksum makes up for its addresses, and ICMP there has no pseudo
-            // header.
+            // An IPv4 header's checksum balances its addresses, and ICMPv4 has no pseudo header.
             let addrs = [
                 (self.src.ip(), quoted_src.ip()),
                 (self.dst.ip(), quoted_dst.ip()),

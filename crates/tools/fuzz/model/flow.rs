@@ -1,4 +1,4 @@
-//! The packets that two sides have sent each other through a Service.
+//! The packets of both directions of a flow.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -8,29 +8,29 @@ use testbed::reference::place::{self, Device};
 
 use super::wire::{TCP, Transport, UDP};
 
-/// Where a packet of a flow is met, as far as that matters.
+/// The places where the programs look up a packet's flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Table {
     Arriving,
     Leaving,
-    /// On the host's own way to services.
+    /// On the host's own path to Services.
     Starting,
 }
 
-/// The treatment of a packet of the flow.
+/// The translation of a packet of the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leg {
-    /// The client's packet gets the backend's address.
+    /// The client's packet gets the backend's address as destination.
     ToBackend,
-    /// ... and on its way out the node's, as its source.
+    /// ... and on leaving the node's address as source.
     AsNode,
-    /// The backend's packet to the node gets the client's address.
+    /// The backend's packet to the node gets the client's address as destination.
     FromNode,
-    /// ... and on its way out the frontend's, as its source.
+    /// ... and on leaving the frontend's address as source.
     ToClient,
 }
 
-/// A tuple as it is met: where, protocol, source, destination.
+/// A packet's tuple: table, protocol, source, destination.
 pub(crate) type Tuple = (Table, u8, SocketAddr, SocketAddr);
 
 #[derive(Clone, Debug)]
@@ -47,35 +47,35 @@ pub(crate) struct Flow {
     pub(crate) on_lo: bool,
     /// ... and a socket of the host is the backend.
     pub(crate) to_host: bool,
-    /// It was opened past the stack.
+    /// The flow bypasses the stack from its first packet.
     pub(crate) is_whole: bool,
-    /// Another program's, that left with a tuple which a flow had.
+    /// Another program's connection that left with the tuple of a flow.
     pub(crate) is_foreign_nat: bool,
-    /// By its ClusterIP; none if no service was dialled.
+    /// By its ClusterIP; `None` without a Service.
     pub(crate) service: Option<SocketAddr>,
     pub(crate) client_said: Said,
     pub(crate) backend_said: Said,
-    /// The client has shown that it got an answer.
+    /// The client has proved that it got an answer.
     pub(crate) assured: bool,
-    /// The number of the last SYN with ACK.
+    /// The sequence number of the last SYN-ACK.
     pub(crate) answer: Option<u32>,
-    /// The last acknowledgement of each side of an established connection; 0 if it has not.
+    /// The last acknowledgement of each side of an established connection; 0 before the first.
     pub(crate) client_acked: u32,
     pub(crate) backend_acked: u32,
-    /// The backend has acknowledged more with its last packets, and when it was heard last.
+    /// The backend's last packets have acknowledged more. The time of its last packet follows.
     pub(crate) backend_advanced: bool,
     pub(crate) backend_secs: u32,
-    /// The client has dialled again, and the backend has said nothing since ...
+    /// The client has dialled again, and the backend has not answered since ...
     pub(crate) dialled: bool,
     /// ... after a minute.
     pub(crate) redialled: bool,
     /// Another connection has the client's port, as the backend's packets show.
     pub(crate) clashes: bool,
-    /// The client has said goodbye behind data that nothing speaks of.
+    /// The client has sent a FIN behind data that the model has not seen.
     pub(crate) is_leaving: bool,
-    /// When either side last said anything, in seconds since boot.
+    /// The time of the last packet of either side, in seconds since boot.
     pub(crate) last_secs: u32,
-    /// When it was opened, and how many seconds ago it shall have been beside that.
+    /// The time of opening, and the additional age in seconds.
     pub(crate) opened: Instant,
     pub(crate) aged: u32,
     pub(crate) sent: Passed,
@@ -87,15 +87,15 @@ pub(crate) struct Flow {
 pub(crate) struct Said {
     pub(crate) anything: bool,
     pub(crate) goodbye: bool,
-    /// It reset the connection, and no side has gone on as if it had not.
+    /// The side reset the connection, and neither side has continued it.
     pub(crate) reset: bool,
 }
 
-/// The treatment of a packet that would end a connection.
+/// The effect of a packet that would end a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Likely,
-    /// It counts once the other side ends as well, if it is the client's.
+    /// A client's end counts once the other side ends as well.
     Early,
     Ignored,
 }
@@ -117,12 +117,12 @@ impl Flow {
         self.source.ip() != self.client.ip()
     }
 
-    /// The client as its packets show it between the hooks of devices.
+    /// Returns the client's address as packets show it between the hooks of devices.
     pub(crate) fn between(&self) -> SocketAddr {
         SocketAddr::new(self.client.ip(), self.source.port())
     }
 
-    /// The table of the geometry: where its packets are met, as what, and what is done to them.
+    /// Returns the table of the geometry: place, tuple and translation of the flow's packets.
     pub(crate) fn legs(&self) -> Vec<(Tuple, Leg)> {
         let tuple = |table, src, dst| (table, self.proto, src, dst);
         if self.is_foreign_nat {
@@ -184,8 +184,8 @@ impl Flow {
         }
     }
 
-    /// Returns true for a flow that counts for shares: its client has shown itself, and neither a
-    /// RST nor both FINs have ended it.
+    /// Returns true for a flow that counts for shares: its client is proved, and neither a RST nor
+    /// both FINs have ended it.
     pub(crate) fn goes_on(&self) -> bool {
         let client = self.client_said;
         let backend = self.backend_said;
@@ -193,7 +193,7 @@ impl Flow {
         self.assured && !client.reset && !backend.reset && !is_closed
     }
 
-    /// Has it ended, or been silent for longer than its state allows?
+    /// Returns true if the flow has ended, or has been silent longer than its state allows.
     pub(crate) fn is_over(&self, now_secs: u32) -> bool {
         let client = self.client_said;
         let backend = self.backend_said;
@@ -203,14 +203,14 @@ impl Flow {
             || now_secs.saturating_sub(self.last_secs) > self.timeout_secs()
     }
 
-    /// Does a packet of the backend belong to another connection between the same two ports,
-    /// because it is no answer to a SYN?
+    /// Returns true for a backend's packet of another connection between the same ports: the packet
+    /// does not answer a SYN.
     pub(crate) fn is_answered_by_another(&self, transport: Option<&Transport>) -> bool {
         let answers = |it: &Transport| it.answer.is_some() || it.resets && it.seq == Some(0);
         self.proto == TCP && !self.backend_said.anything && transport.is_some_and(|it| !answers(it))
     }
 
-    /// Does a packet of the backend come after the end, and so belong to another connection?
+    /// Returns true for a backend's packet after the end, which must belong to another connection.
     pub(crate) fn is_outlived_by(&self, transport: Option<&Transport>, now_secs: u32) -> bool {
         let client = self.client_said;
         let backend = self.backend_said;
@@ -225,20 +225,20 @@ impl Flow {
         answers && is_certain && self.is_over(now_secs) || idle_secs > silent_secs
     }
 
-    /// May the backend of a connection from outside not believe the RST in the client's name? It
-    /// goes on then.
+    /// Returns true if the backend of an outside connection may ignore the client's RST. Then the
+    /// connection continues.
     pub(crate) fn may_survive_reset(&self) -> bool {
         self.proto == TCP && self.client_said.reset && self.assured && self.is_from_outside()
     }
 
-    /// Is the client behind an uplink? No other client is there, for no flow is opened under a
-    /// false name.
+    /// Returns true if the client is behind an uplink. Uplinks have no other clients: no flow opens
+    /// from a spoofed address.
     pub(crate) fn is_from_outside(&self) -> bool {
         let leads_to_pods = place::route(self.client.ip()).is_some_and(Device::leads_to_pods);
         !self.by_host && !self.is_foreign_nat && !leads_to_pods
     }
 
-    /// Returns true if a packet of the client shows that it got the backend's answer: any datagram;
+    /// Returns true if the client's packet proves that it got the backend's answer: any datagram;
     /// an acknowledgement of at most 2^17 bytes of it; nothing in SCTP.
     pub(crate) fn is_proven_by(&self, transport: Option<&Transport>) -> bool {
         match self.proto {
@@ -255,7 +255,7 @@ impl Flow {
         }
     }
 
-    /// The backend accepts another connection, which its client has to prove.
+    /// Records that the backend accepts another connection, which its client has to prove.
     pub(crate) fn begin_anew(&mut self) {
         self.backend_said = Said::default();
         self.client_said = Said {
@@ -265,9 +265,9 @@ impl Flow {
         (self.assured, self.is_leaving, self.clashes) = (false, false, false);
     }
 
-    /// Judges a packet that would end the connection. The other side expects the number that it has
-    /// acknowledged (RFC 5961 §3.2), or more if more may be on its way: up to 2^20 before a RST, up
-    /// to 2^25 before the FIN of a backend.
+    /// Judges a packet that would end the connection. The receiver expects the number that it has
+    /// acknowledged (RFC 5961 §3.2), or a higher number if more data may be in flight: up to 2^20
+    /// before a RST, up to 2^25 before a backend's FIN.
     pub(crate) fn judge_end(
         &self,
         transport: Option<&Transport>,
@@ -312,10 +312,10 @@ impl Flow {
         }
     }
 
-    /// Returns true if an opening packet of the same client may replace the flow. The flow must
-    /// have ended, or have been silent for longer than its state allows. After a minute, an
-    /// association's client has forgotten the flow, and so has a connection's client that has said
-    /// goodbye. A backend that knows another connection answers within 3 s.
+    /// Returns true if an opening packet of the same client may replace the flow: the flow has
+    /// ended, or has been silent longer than its state allows. After a minute, an SCTP client has
+    /// forgotten the flow, and so has a TCP client that has sent a FIN. A backend that still has
+    /// another connection answers within 3 s.
     pub(crate) fn yields(&self, now_secs: u32) -> bool {
         let idle_secs = now_secs.saturating_sub(self.last_secs);
         let forgotten = match self.proto {

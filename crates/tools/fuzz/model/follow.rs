@@ -1,4 +1,4 @@
-//! Which flow a packet belongs to, and what the flow learns from it.
+//! Finds the flow of a packet, and updates it.
 
 use proxy_common::counter::{Event, Reason};
 use testbed::reference::{model as reference, place};
@@ -8,8 +8,8 @@ use super::wire::{self, Part};
 use super::{At, FORWARD, Model, Packet, Sent, TRANSLATED, goes_to_backend, open};
 
 impl Model {
-    /// The flow that the packet belongs to, and what is to be done to it. The flow has heard the
-    /// packet then. An error if the packet comes in another's name.
+    /// Returns the packet's flow and translation, and updates the flow. The error is a spoofed
+    /// packet.
     pub(super) fn follow(
         &mut self,
         sent: &Sent,
@@ -27,7 +27,7 @@ impl Model {
         self.heed(sent, packet, id, leg, now_secs)
     }
 
-    /// Would a flow learn something from a packet whose sender cannot be where it came in?
+    /// Returns true if a packet would change a flow and its source cannot be where it came in.
     fn is_in_anothers_name(
         &self,
         sent: &Sent,
@@ -39,7 +39,7 @@ impl Model {
     ) -> bool {
         let (src, dst) = packet.peers();
         match (sent.at, leg) {
-            // Another program's connection is met where it leaves, and there nothing is judged.
+            // Another program's connection is looked up where it leaves, without source validation.
             (At::Anchor | At::Lo, Leg::ToBackend) => {
                 table == Table::Starting && sent.came_in && self.is_change(packet, id, now_secs)
             }
@@ -55,7 +55,7 @@ impl Model {
                 let came_in_by = sent
                     .by
                     .filter(|_| !goes_there && self.is_change_of_backend(packet, id, now_secs));
-                // Netfilter may have given the node's address back to a container's answer.
+                // Netfilter may have restored the node's address in a container's reply.
                 came_in_by
                     .filter(|_| !place::is_own(src.ip()))
                     .is_some_and(|device| {
@@ -66,7 +66,7 @@ impl Model {
         }
     }
 
-    /// Does a backend's packet change more of its flow than counts?
+    /// Returns true if a backend's packet changes more of its flow than counts.
     fn is_change_of_backend(&self, packet: &Packet, id: u64, now_secs: u32) -> bool {
         let flow = &self.flows[&id];
         let said = flow.backend_said;
@@ -91,14 +91,14 @@ impl Model {
             || flow.backend_secs != now_secs
     }
 
-    /// Does a client's packet change more of its flow than counts?
+    /// Returns true if a client's packet changes more of its flow than counts.
     fn is_change(&self, packet: &Packet, id: u64, now_secs: u32) -> bool {
         let flow = &self.flows[&id];
         let client = flow.client_said;
         let backend = flow.backend_said;
         let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
         let answers = packet.says(|transport| transport.answer.is_some());
-        // A number that only the backend's answer held says where the client is.
+        // A number that only the backend's answer held proves the client's place.
         let assures = packet.proto != wire::TCP
             && !flow.assured
             && flow.is_proven_by(packet.transport.as_ref());
@@ -107,7 +107,7 @@ impl Model {
         opens || answers || assures || ends || resets || flow.last_secs != now_secs
     }
 
-    /// Follows a packet that may be the flow's, as [`Self::follow`] does.
+    /// Follows a packet that may belong to the flow, like [`Self::follow`].
     fn heed(
         &mut self,
         sent: &Sent,
@@ -157,7 +157,7 @@ impl Model {
             _ => {}
         }
         let end = self.hear(sent, packet, id, leg, now_secs);
-        // A stranger's perhaps, for which conntrack would forget the connection.
+        // Possibly spoofed: conntrack would end the connection.
         let is_blind = leg == Leg::ToBackend
             && end == End::Ignored
             && packet.says(|transport| transport.resets);
@@ -168,7 +168,8 @@ impl Model {
         }
     }
 
-    /// The flow has heard the packet. Returns the judgement of its end, if the packet would end it.
+    /// Updates the flow with the packet. Returns the judgement of an end, if the packet would end
+    /// the flow.
     pub(super) fn hear(
         &mut self,
         sent: &Sent,
@@ -269,10 +270,10 @@ impl Model {
         end
     }
 
-    /// Tells if a leaving packet that looks like one of the flow is one. What is on its way to a
-    /// backend is no reply. Between the hooks, the client of a masqueraded flow has a port that its
-    /// own machine may use otherwise. There only marked packets belong to the flow, and the host's
-    /// own answers. Where the mark is lost, any that looks so does.
+    /// Returns true if a leaving packet with the flow's tuple belongs to it. A packet on its way to
+    /// a backend is not a reply. Between the hooks, the port of a masqueraded flow may belong to a
+    /// connection of the node itself. There only marked packets and the host's own replies belong
+    /// to the flow, or any packet where the mark is lost.
     pub(super) fn belongs(&self, sent: &Sent, is_fragment: bool, id: u64, leg: Leg) -> bool {
         let flow = &self.flows[&id];
         let Some(note) = sent.note(is_fragment) else {
@@ -287,7 +288,7 @@ impl Model {
         }
     }
 
-    /// Has this flow's backend ceased to be an endpoint of what its client dialled?
+    /// Returns true if the flow's backend is no longer an endpoint of the dialled frontend.
     pub(super) fn has_moved(&self, id: u64) -> bool {
         let flow = &self.flows[&id];
         if flow.service.is_none() {

@@ -1,4 +1,5 @@
-//! Connections of other programs that leave with an address of the node's and one of kpx's ports.
+//! Foreign NAT connections: other programs' connections that leave with a node address and a port
+//! of kpx's range.
 
 use anyhow::{Result, ensure};
 use proxy_common::addr::Proto;
@@ -12,7 +13,7 @@ use super::wire::{TCP, UDP};
 use super::{At, Got, Model, Packet, Sent, TRANSLATED, open};
 
 impl Model {
-    /// The flow with which a packet leaves that belongs to none: another flow has its tuple.
+    /// Handles a leaving packet without a flow whose tuple belongs to another flow.
     pub(super) fn meet_foreign_nat(
         &mut self,
         sent: &Sent,
@@ -38,8 +39,8 @@ impl Model {
         Ok(Some(self.insert(flow)))
     }
 
-    /// A packet to a backend that netfilter has masqueraded: a flow that has its tuple makes way if
-    /// it is silent.
+    /// Handles a packet to a backend that netfilter has masqueraded: a silent flow with its tuple
+    /// yields.
     pub(super) fn learn_foreign_nat(
         &mut self,
         packet: &Packet,
@@ -67,8 +68,8 @@ impl Model {
         Ok(())
     }
 
-    /// Remembers another program's connection. Returns the flow that has its tuple, if the packet
-    /// opens it.
+    /// Records another program's connection. Returns the flow with its tuple, if the packet opens
+    /// the connection.
     fn note_foreign_nat(
         &mut self,
         packet: &Packet,
@@ -119,14 +120,14 @@ impl Model {
 }
 
 impl Model {
-    /// Has a datagram a frontend as its source?
+    /// Returns true if a datagram's source is a frontend.
     fn leaves_from_frontend(&self, packet: &Packet) -> bool {
         let (src, dst) = packet.peers();
         let question = open::question(At::Anchor, packet.proto, dst, src);
         packet.proto == UDP && reference::service_port(&self.cluster, &question).is_some()
     }
 
-    /// Does a datagram answer another program's that has left?
+    /// Returns true if a datagram answers another program's datagram that left the node.
     pub(super) fn answers_foreign_nat(&self, packet: &Packet, now_secs: u32) -> bool {
         let (src, dst) = packet.peers();
         packet.proto == UDP
@@ -138,13 +139,14 @@ impl Model {
 }
 
 impl Packet {
-    /// May it have a port that counts?
+    /// Returns true if the packet may have a foreign NAT port.
     fn may_be_foreign_nat(&self) -> bool {
         let port = self.peers().0.port();
         port >= SOURCE_PORT_FIRST || CLIENT_PORTS.contains(&port) && self.shows_port()
     }
 
-    /// Is it no packet of the middle of a TCP connection? A server's packets would pay for nothing.
+    /// Returns false in the middle of a TCP connection: recording a server's packets would cost
+    /// without benefit.
     pub(super) fn shows_port(&self) -> bool {
         self.proto != TCP
             || self.says(|transport| {

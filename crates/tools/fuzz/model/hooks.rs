@@ -1,4 +1,4 @@
-//! The four programs: what is done to a packet where.
+//! The four programs: the translation of packets at each hook.
 
 use std::net::SocketAddr;
 
@@ -16,8 +16,8 @@ use super::{
 };
 
 impl Model {
-    /// Reads a packet; a later fragment as its first one was at the same place. What is first there
-    /// ends what was remembered of another packet.
+    /// Reads a packet. A later fragment gets the header of the first fragment at the same place; a
+    /// new first fragment replaces the stored header.
     pub(super) fn read(
         &mut self,
         sent: &Sent,
@@ -62,7 +62,7 @@ impl Model {
         })
     }
 
-    /// Does a packet, of whose transport header a part is there, go to a Service?
+    /// Returns true if a packet with a partial transport header is for a Service.
     fn is_for_service(&mut self, sent: &Sent, ip: &Ip) -> bool {
         let has_ports = ip.end >= ip.l4 + 4;
         let port = |at| {
@@ -208,7 +208,7 @@ impl Model {
         Ok(translated.map(|frame| self.give(pass(unnoted(sent), frame))))
     }
 
-    /// Treats a packet of the host to a service.
+    /// Handles a packet of the host to a Service.
     pub(super) fn starting(
         &mut self,
         sent: &Sent,
@@ -217,7 +217,7 @@ impl Model {
         now_secs: u32,
         chosen: open::Chosen<'_>,
     ) -> Result<Result<Got, Reason>> {
-        // On lo a packet is read once, as one that leaves.
+        // On lo, a packet is looked up once, as leaving.
         let table = if sent.at == At::Lo {
             Table::Leaving
         } else {
@@ -232,7 +232,7 @@ impl Model {
             Ok(Some((id, _))) => id,
             Ok(None) => match self.open(sent, got, &packet, now_secs, chosen)? {
                 Ok(id) => id,
-                // It came in past the place where its flow is followed.
+                // The packet bypassed the hook that follows its flow.
                 Err(Reason::NoFlow)
                     if sent.at == At::Anchor && sent.came_in && self.is_met_arriving(&packet) =>
                 {
@@ -252,7 +252,7 @@ impl Model {
             .contains_key(&(Table::Arriving, packet.proto, src, dst))
     }
 
-    /// Treats a packet of the host to itself: a reply of a backend here, or a packet to a service.
+    /// Handles a packet of the host to itself: a local backend's reply, or a packet to a Service.
     pub(super) fn inside(
         &mut self,
         sent: &Sent,
@@ -265,7 +265,7 @@ impl Model {
             Ok(packet) => packet,
             Err(reason) => return Ok(Err(reason)),
         };
-        // No cluster here serves node ports at a loopback address.
+        // The model's clusters serve no node ports at loopback addresses.
         if packet.ip.dst.is_loopback() {
             return Ok(Err(Reason::NotUnicast));
         }
@@ -283,7 +283,7 @@ impl Model {
         self.starting(sent, got, family, now_secs, chosen)
     }
 
-    /// A reply to a socket of the host goes in where that socket's packets go out.
+    /// Delivers a reply to a socket of the host by the device of the socket's packets.
     pub(super) fn give_back(
         &mut self,
         sent: &Sent,
@@ -295,7 +295,7 @@ impl Model {
         Ok(self.give(inject(sent, frame, flow)))
     }
 
-    /// Gives a packet other peers. A first fragment is remembered as it was.
+    /// Rewrites a packet's peers. The headers of a first fragment are stored before.
     pub(super) fn translate(
         &mut self,
         sent: &Sent,

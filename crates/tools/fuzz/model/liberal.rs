@@ -1,5 +1,4 @@
-//! Packets that may be dropped because conntrack believes any end of a flow that the agent has
-//! answered.
+//! Packets that may be dropped because conntrack accepts any end of a liberal flow.
 
 use std::net::SocketAddr;
 
@@ -10,8 +9,8 @@ use super::wire::{self, Ip, Part, TCP};
 use super::{Model, Packet, Sent, is_spoofed};
 
 impl Model {
-    /// Tells if a packet without a flow may be dropped because it could end a flow in conntrack's
-    /// eyes.
+    /// Returns true if a packet without a flow may be dropped because conntrack could end a flow by
+    /// it.
     pub(super) fn may_be_blind(&self, sent: &Sent, packet: &Packet) -> bool {
         let (src, dst) = packet.peers();
         let is_end = packet.ip.part != Part::Whole
@@ -31,8 +30,8 @@ impl Model {
             && is_spoofed(sent.at, packet.proto, src, dst)
     }
 
-    /// Tells if a packet, whose headers cannot be followed, may be dropped because it could hide an
-    /// end from the hook.
+    /// Returns true if a packet with unreadable headers may be dropped because it could hide an end
+    /// from the hook.
     pub(super) fn may_hide_end(&self, sent: &Sent, family: Family) -> bool {
         let Some((src, dst)) = wire::addrs(&sent.frame, family) else {
             return false;
@@ -41,7 +40,7 @@ impl Model {
         family == Family::V6 && self.fast.is_on() && is_spoofed(sent.at, TCP, at(src), at(dst))
     }
 
-    /// Tells if a fragment, of whose transport header a part is there, could be joined to such a
+    /// Returns true if a fragment with a partial transport header could be reassembled to such a
     /// packet.
     pub(super) fn is_blind_stub(&self, sent: &Sent, ip: &Ip) -> bool {
         let [src, dst] = [ip.src, ip.dst].map(|ip| SocketAddr::new(ip, 0));

@@ -1,4 +1,4 @@
-//! The first packet of a flow: who serves it, and what the programs may have chosen.
+//! The first packet of a flow: its backend, and the choices that the programs may make.
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -17,14 +17,13 @@ use super::{At, Got, Model, Packet, Sent};
 
 pub(crate) type Question = (At, u8, IpAddr, SocketAddr);
 
-/// Looks up what was chosen for a client of a frontend: the backend, and what it sees as the
-/// client.
+/// Looks up the choice for a client of a frontend: the backend, and the source that it sees.
 pub(crate) type Chosen<'a> =
     &'a dyn Fn(Table, u8, SocketAddr, SocketAddr) -> Result<(SocketAddr, SocketAddr)>;
 
-/// The ports that flows get whose client's own will not do.
+/// kpx's source ports, for flows that cannot keep the client's port.
 pub(super) const SOURCE_PORT_FIRST: u16 = 61_000;
-/// Ports of clients whose address is the node's.
+/// Ports of clients with the node's address.
 pub(super) const CLIENT_PORTS: std::ops::RangeInclusive<u16> = 1_024..=29_999;
 
 pub(super) fn question(at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> Question0 {
@@ -46,13 +45,13 @@ pub(super) fn question(at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> Q
     }
 }
 
-/// Is this sender somewhere else than behind the device through which the packet comes in?
+/// Returns true if the source cannot be behind the device by which the packet comes in.
 pub(crate) fn is_spoofed(at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> bool {
     reference::is_spoofed(&question(at, proto, src, dst))
 }
 
 impl Model {
-    /// Opens the flow that the packet starts, if one may. The error outside is a wrong choice.
+    /// Opens the flow of the packet, if allowed. The outer error is a wrong choice.
     pub(super) fn open(
         &mut self,
         sent: &Sent,
@@ -76,7 +75,7 @@ impl Model {
         if is_ingress && is_ours && self.answers_foreign_nat(packet, now_secs) {
             return self.open_direct(sent, got, packet, now_secs, chosen);
         }
-        // A packet that came in should have met the hook there.
+        // A packet that came in should have passed the ingress hook.
         if !is_ingress && sent.came_in && is_ours {
             return Ok(Err(self.refused(packet, service, false, Reason::Unhooked)));
         }
@@ -106,7 +105,7 @@ impl Model {
         Ok(Err(reason))
     }
 
-    /// Counts a packet that is refused for the service that it dialled.
+    /// Counts a refused packet for its Service.
     fn refused(
         &mut self,
         packet: &Packet,
@@ -129,7 +128,7 @@ impl Model {
         reason
     }
 
-    /// Asks the reference model, once for each client address.
+    /// Runs the reference model, once per client address.
     pub(super) fn answer(
         &mut self,
         at: At,
@@ -149,8 +148,8 @@ impl Model {
         Rc::clone(answer)
     }
 
-    /// A client dials a backend directly with a tuple that a flow has between the hooks: it gets
-    /// another port. Unless it is itself a backend that replies.
+    /// Handles a client that dials a backend directly with a tuple that a flow has between the
+    /// hooks: it gets another port, unless it is a backend that replies.
     fn open_direct(
         &mut self,
         sent: &Sent,
@@ -165,7 +164,7 @@ impl Model {
             found.is_some_and(|(_, leg)| *leg == Leg::ToClient)
         };
         let from_pod = matches!(sent.at, At::Ingress(device) if device.leads_to_pods());
-        // A packet that another hook may have rewritten is of no direct connection.
+        // A packet that another hook may have translated does not belong to a direct connection.
         let is_unsure = !from_pod && !matches!(sent.at, At::Ingress(device) if device.is_edge());
         let is_masqueraded = || {
             let found = self.index.get(&(Table::Leaving, packet.proto, dst, src));
@@ -230,7 +229,7 @@ impl Model {
         }
     }
 
-    /// Judges what was chosen, and takes it over.
+    /// Checks the choice, and records it.
     fn choose(
         &mut self,
         sent: &Sent,
@@ -269,7 +268,7 @@ impl Model {
         self.take_port(flow, seen, source.port(), keeps_own)
     }
 
-    /// The backend, and the source that the packet got: from the packet, if it shows them.
+    /// Returns the backend and the new source, from the packet if it shows them.
     pub(super) fn observe(
         &self,
         sent: &Sent,
@@ -311,8 +310,8 @@ impl Model {
         }
     }
 
-    /// Gives a flow the port chosen for it. The client keeps its own port if permitted and if no
-    /// other flow has the tuple; otherwise the port is a free one of ours.
+    /// Checks and sets the port of a flow. The client keeps its port if permitted and if no other
+    /// flow has the tuple; otherwise the port is a free port of kpx's range.
     pub(super) fn take_port(
         &self,
         flow: &mut Flow,

@@ -1,6 +1,6 @@
-//! Packets past the node's stack. Where the agent has allowed it the programs choose, and the choice
-//! is read off their packet: its bytes and its counts must be right either way. Which packets must go
-//! there is left to the tables of packets (`tests/kernel`).
+//! Packets that skip the node's stack. If the agent has allowed it, the programs choose, and the
+//! model reads the choice from their packet: bytes and counts must be right either way. The packet
+//! rows (`tests/kernel`) check which packets must skip the stack.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,9 +16,9 @@ use crate::fast::{Fast, UNCHANGED};
 const ETH_LEN: usize = 14;
 
 impl Model {
-    /// Returns the outcome of a packet that came in and skipped the stack: all changes of the hooks
-    /// on its way, and one hop less. None if it has not, or must not. `found` is the flow that the
-    /// ingress hook knows it as one of.
+    /// Returns the outcome of an incoming packet that skipped the stack: the changes of all hooks,
+    /// and one hop less. `None` if it did not, or was not allowed to. `found` is its flow at the
+    /// ingress hook.
     pub(super) fn skipped(
         &mut self,
         sent: &Sent,
@@ -63,7 +63,7 @@ impl Model {
         Some(self.go(leg, skipped))
     }
 
-    /// Tells if the programs have opened a flow past the stack, and were allowed to.
+    /// Returns true if the programs opened a bypass flow, and were allowed to.
     pub(super) fn opens_past_stack(
         &self,
         sent: &Sent,
@@ -76,7 +76,7 @@ impl Model {
             && self.may_open(sent, flow, flow.backend.ip())
     }
 
-    /// Returns the outcome of the packet that has just opened a flow past the stack.
+    /// Returns the outcome of the packet that has just opened a bypass flow.
     pub(super) fn opened_past_stack(
         &mut self,
         sent: &Sent,
@@ -87,7 +87,7 @@ impl Model {
         Some(self.go(Leg::ToBackend, skipped))
     }
 
-    /// Tells if flows between these ends may be opened past the stack now.
+    /// Returns true if flows between these ends may bypass the stack now.
     pub(super) fn may_open(&self, sent: &Sent, flow: &Flow, next: IpAddr) -> bool {
         let (At::Ingress(device), Some(exit)) = (sent.at, place::route(next)) else {
             return false;
@@ -98,8 +98,8 @@ impl Model {
             && !self.is_outside(flow)
     }
 
-    /// Tells if a packet of a flow to the `next` end may skip the stack: because all of its flow
-    /// does, because open flows may, or because the agent has answered.
+    /// Returns true if a packet to the `next` end may skip the stack: its flow bypasses it, open
+    /// flows may skip it, or the agent has allowed the flow.
     fn may_skip(
         &self,
         sent: &Sent,
@@ -117,7 +117,7 @@ impl Model {
         }
         let shakes_hands = packet.says(|transport| transport.opens || transport.answer.is_some());
         let ends = packet.says(|transport| transport.ends || transport.resets);
-        // The stack sees handshakes and datagrams of flows that could not be opened so now.
+        // The stack gets handshakes and datagrams of flows that could not open a bypass now.
         let is_whole = flow.is_whole
             && self.fast.is_on()
             && self.fast.is_bare(device)
@@ -137,7 +137,8 @@ impl Model {
         self.fast.is_bare(device) && self.fast.is_bare(exit)
     }
 
-    /// Tells if only flows between some networks go past the stack, and this is none.
+    /// Returns true if only flows between some networks skip the stack, and this flow is not
+    /// between them.
     fn is_outside(&self, flow: &Flow) -> bool {
         let is_in = |addr| {
             UNCHANGED
@@ -172,8 +173,8 @@ impl Model {
             flow.client
         };
         let exit = place::route(next.ip())?;
-        // The kernel asks for a link address that it does not know, before it sends the packet
-        // through the device.
+        // The kernel resolves an unknown link address before it sends the packet through the
+        // device.
         let to_peer = self.fast.has_peer(exit) && is_neighbour(next.ip());
         let (src, dst, notes) = match leg {
             Leg::ToBackend if to_peer => (flow.source, flow.backend, 0),
@@ -183,7 +184,7 @@ impl Model {
             Leg::ToBackend => (flow.between(), flow.backend, DONE),
             Leg::FromNode | Leg::ToClient if to_peer => (flow.frontend, flow.client, 0),
             Leg::FromNode => (src, flow.between(), TRANSLATED),
-            // Its egress hook does the rest.
+            // The egress hook does the rest.
             Leg::ToClient => (src, dst, 0),
             Leg::AsNode => return None,
         };
@@ -198,14 +199,15 @@ impl Model {
     }
 }
 
-/// The outcome of a packet past the stack, and whether it goes to the other end of a pod's pair.
+/// The outcome of a packet that skips the stack, and whether it goes to the peer of a pod's veth
+/// pair.
 pub(super) struct Skipped {
     got: Got,
     to_peer: bool,
 }
 
 impl Skipped {
-    /// Sends a translated frame on its way.
+    /// Sends a translated frame.
     pub(super) fn of(sent: &Sent, frame: Vec<u8>, family: Family, to_peer: bool) -> Self {
         Self::marked(
             if to_peer {
@@ -238,30 +240,30 @@ impl Skipped {
 /// Destination and source of the last frame to a pod.
 const TO_POD: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 
-/// Gives a frame the link addresses of the way to a pod, if the program has done so.
+/// Sets the link addresses of the path to a pod, if the program has done so.
 pub(super) fn take_link_to_pod(got: &[u8], want: &mut [u8]) {
     if got.starts_with(&TO_POD) && want.len() >= TO_POD.len() {
         want[..TO_POD.len()].copy_from_slice(&TO_POD);
     }
 }
 
-/// Returns true for a packet that a router passes on as it is: whole, with the usual IP header, to
-/// the router, and with hops left.
+/// Returns true for a packet that a router forwards unchanged: complete, with a plain IP header,
+/// sent to the router, with hops left.
 pub(super) fn is_usual(sent: &Sent, ip: &Ip) -> bool {
     let header_len = if ip.family == Family::V4 { 20 } else { 40 };
     let has_usual_header = ip.l4 == ETH_LEN + header_len && sent.frame[..6] == [2, 0, 0, 0, 0, 2];
     ip.part == Part::Whole && has_usual_header && sent.frame[hops_at(ip.family)] > 1
 }
 
-/// Returns true if neither side has said goodbye. Of a whole flow the stack need not hear of the
-/// client's.
+/// Returns true if neither side has sent a FIN. The stack does not need the client's FIN of a
+/// bypass flow.
 fn is_open(flow: &Flow, leg: Leg) -> bool {
     let goes_on = |said: &Said| said.anything && !said.goodbye && !said.reset;
     goes_on(&flow.backend_said)
         && (goes_on(&flow.client_said) || flow.is_whole && leg == Leg::ToClient)
 }
 
-/// Returns true if the node knows the address's link address.
+/// Returns true if the node has a neighbour entry for the address.
 fn is_neighbour(addr: IpAddr) -> bool {
     place::neighbours(Family::of(addr)).any(|(neighbour, _)| neighbour == addr)
 }
@@ -275,7 +277,7 @@ fn spend_hop(frame: &mut [u8], family: Family) {
     }
 }
 
-/// Returns the offset of the frame's byte that says how many hops are left.
+/// Returns the offset of the hop limit in the frame.
 fn hops_at(family: Family) -> usize {
     ETH_LEN + if family == Family::V4 { 8 } else { 7 }
 }

@@ -1,4 +1,4 @@
-//! The refusal that the sender of an unserved packet gets.
+//! The answer to the sender of a rejected packet.
 
 use std::net::IpAddr;
 
@@ -7,10 +7,10 @@ use testbed::reference::place::Family;
 use super::rewrite::{fold, pseudo_sum, sum};
 use super::wire::{self, ETH_LEN, Ip, Part, SCTP, TCP, half};
 
-/// The kernel takes no more than this out of a packet.
+/// The most bytes that the kernel removes from a packet.
 const OPTIONS_MAX: usize = 4_095;
 
-/// The answer to a packet; none to a RST, nor to a piece that does not start its packet.
+/// Returns the answer to a packet; `None` for a RST and for later fragments.
 pub(crate) fn answer(frame: &[u8]) -> Option<Vec<u8>> {
     let ip = wire::outer(frame, wire::family(frame)?).ok()?;
     if matches!(ip.part, Part::Later { .. }) {
@@ -35,8 +35,8 @@ pub(crate) fn answer(frame: &[u8]) -> Option<Vec<u8>> {
     Some(answer)
 }
 
-/// Answers have no options, and neither does the packet that they quote. (It may be cut short
-/// behind its transport's header then.)
+/// Removes IP options: neither the answer nor the quoted packet has them. The quote may end inside
+/// the transport header then.
 fn without_options(frame: &[u8], ip: &Ip) -> Option<Vec<u8>> {
     let plain = ETH_LEN + if ip.family == Family::V4 { 20 } else { 40 };
     if ip.l4 == plain {
@@ -51,14 +51,14 @@ fn without_options(frame: &[u8], ip: &Ip) -> Option<Vec<u8>> {
     Some(without)
 }
 
-/// RFC 9293 §3.10.7.1, of a segment that a closed port gets.
+/// Returns the RST to a segment at a closed port (RFC 9293 §3.10.7.1).
 fn reset(segment: &[u8], ip: &Ip) -> Option<Vec<u8>> {
     let flags = segment[13];
     if flags & 0b100 != 0 {
         return None;
     }
     let word = |at: usize| u32::from_be_bytes(segment[at..at + 4].try_into().expect("four bytes"));
-    // The sender of a SYN learns that its SYN was received.
+    // The RST acknowledges the SYN.
     let (seq, ack, flags) = if flags & 0b1_0000 != 0 {
         (word(8), 0, 0b100)
     } else {
@@ -73,8 +73,8 @@ fn reset(segment: &[u8], ip: &Ip) -> Option<Vec<u8>> {
     Some(reset)
 }
 
-/// RFC 792 p. 4, RFC 4443 §3.1: port unreachable, with the IP header and 8 bytes more. For SCTP 20
-/// bytes are quoted, by which the sender of an INIT knows it.
+/// Returns "port unreachable" with the quoted IP header and 8 bytes (RFC 792 p. 4, RFC 4443 §3.1);
+/// 20 bytes for SCTP, so that the sender of an INIT recognises it.
 fn unreachable(frame: &[u8], ip: &Ip) -> Vec<u8> {
     let quoted = if ip.proto == SCTP && ip.end - ip.l4 >= 20 {
         20
@@ -92,7 +92,7 @@ fn unreachable(frame: &[u8], ip: &Ip) -> Vec<u8> {
     message
 }
 
-/// A header of the host's own making.
+/// Returns an IP header of the host's own packets.
 pub(crate) fn ip_header(src: IpAddr, dst: IpAddr, proto: u8, len: usize) -> Vec<u8> {
     let mut header = match src {
         IpAddr::V4(_) => {

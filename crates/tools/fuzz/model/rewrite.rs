@@ -1,4 +1,4 @@
-//! A frame with other addresses and ports, to the byte.
+//! Rewrites addresses and ports of a frame, byte by byte.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,10 +7,10 @@ use testbed::reference::place::Family;
 
 use super::wire::{self, Ip, Part, SCTP, UDP, byte, half};
 
-/// Words of a packet that a checksum covers, before and after.
+/// The 16-bit words under a checksum, before and after.
 pub(crate) type Changes = Vec<(u16, u16)>;
 
-/// Gives the packet other peers.
+/// Sets the packet's peers.
 pub(crate) fn peers(
     frame: &mut [u8],
     ip: &Ip,
@@ -25,9 +25,9 @@ pub(crate) fn peers(
     ]
     .concat();
     match (ip.part, ip.proto) {
-        // The bytes behind its IP header are unknown.
+        // The bytes after the IP header are not a transport header.
         (Part::Later { .. }, _) => {}
-        // The checksum covers what is not here.
+        // The checksum covers bytes of other fragments.
         (Part::First { .. }, SCTP) if ports_change => return Err(Reason::Rewrite),
         (_, SCTP) => sctp_ports(frame, ip, src.port(), dst.port()),
         (_, proto) => {
@@ -51,7 +51,7 @@ pub(crate) fn peers(
     Ok(())
 }
 
-/// Gives a packet other addresses, and leaves what is behind its IP header alone.
+/// Sets the packet's addresses, and leaves its payload unchanged.
 pub(crate) fn set_addrs(frame: &mut [u8], ip: &Ip, src: IpAddr, dst: IpAddr) {
     let (src_at, dst_at) = match ip.family {
         Family::V4 => {
@@ -69,7 +69,7 @@ pub(crate) fn set_addrs(frame: &mut [u8], ip: &Ip, src: IpAddr, dst: IpAddr) {
     wire::put_addr(frame, dst_at, dst);
 }
 
-/// The words in which two addresses differ, or all if they do at all.
+/// Returns the differing words of two addresses; all words if any differs.
 pub(crate) fn addr_changes(from: IpAddr, to: IpAddr) -> Changes {
     if from == to {
         return Changes::new();
@@ -83,9 +83,8 @@ pub(crate) fn addr_changes(from: IpAddr, to: IpAddr) -> Changes {
     words(from).into_iter().zip(words(to)).collect()
 }
 
-/// RFC 1624 §3, equation 3. A sum in which anything was counted is never the positive zero.
-/// `optional`: 0 says that there is none, and a checksum that comes out as 0 is written as the
-/// other zero (RFC 768).
+/// Updates a checksum by RFC 1624 §3, equation 3. The sum of any words is never the positive zero.
+/// `optional`: 0 means no checksum, and a computed 0 is written as the other zero (RFC 768).
 pub(crate) fn update(frame: &mut [u8], at: usize, changes: &[(u16, u16)], optional: bool) {
     let Some(before) = half(frame, at).filter(|_| !changes.is_empty()) else {
         return;
@@ -108,7 +107,7 @@ pub(crate) fn update(frame: &mut [u8], at: usize, changes: &[(u16, u16)], option
     frame[at..at + 2].copy_from_slice(&after.to_be_bytes());
 }
 
-/// RFC 1071: bytes as words of 16 bits, one's complement.
+/// Returns the one's complement sum of 16-bit words (RFC 1071).
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     bytes
         .chunks(2)
@@ -123,13 +122,13 @@ pub(crate) fn fold(mut sum: u64) -> u16 {
     u16::try_from(sum).expect("it was folded")
 }
 
-/// The checksum of a packet with a pseudo header (RFC 9293 §3.1, RFC 8200 §8.1).
+/// Returns the checksum with a pseudo header (RFC 9293 §3.1, RFC 8200 §8.1).
 pub(crate) fn pseudo_sum(src: IpAddr, dst: IpAddr, proto: u8, len: usize) -> u64 {
     sum(&wire::bytes(src)) + sum(&wire::bytes(dst)) + u64::from(proto) + len as u64
 }
 
-/// RFC 9260 §6.8: a CRC of the packet in which the checksum is 0. One that was wrong before stays
-/// as wrong as it was. Where 0 stands, the kernel is still to compute it.
+/// Sets the ports, and updates the CRC over the packet with checksum 0 (RFC 9260 §6.8). A wrong CRC
+/// stays wrong by the same difference. A CRC of 0 is still to be computed by the kernel.
 fn sctp_ports(frame: &mut [u8], ip: &Ip, sport: u16, dport: u16) {
     let packet = &mut frame[ip.l4..ip.end];
     let ports = [sport.to_be_bytes(), dport.to_be_bytes()].concat();

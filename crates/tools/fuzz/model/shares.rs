@@ -1,5 +1,5 @@
-//! The shares of a family's flow table. A client opens no flow while it holds as many entries as are
-//! free; the Services of a namespace open none while they hold four times as many.
+//! The shares of a family's flow table. A client opens no flow while it holds as many entries as
+//! are free; a namespace opens none while its Services hold four times as many.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -11,14 +11,14 @@ use super::{Flow, Model};
 const NAMESPACE: usize = 4;
 
 impl Model {
-    /// Returns true if the client or the namespace of a flow that shall open has used up its share.
+    /// Returns true if the new flow's client or namespace has used up its share.
     pub(super) fn is_share_used_up(&mut self, flow: &Flow) -> bool {
         let is_counted =
             |other: &&Flow| other.client.is_ipv4() == flow.client.is_ipv4() && other.goes_on();
         let lasting: Vec<&Flow> = self.flows.values().filter(is_counted).collect();
         let entries = |flow: &&Flow| flow.legs().len();
         let free = self.room - lasting.iter().map(entries).sum::<usize>();
-        // While half of the table is free, no share binds.
+        // While half of the table is free, shares do not apply.
         if free > self.room / 2 {
             return false;
         }
@@ -64,8 +64,7 @@ impl Model {
     }
 }
 
-/// Returns the address to which a flow's entries count. Outside, a client has its whole network of
-/// 64 bits.
+/// Returns the holder of a flow's entries: the client, or its /64 network if it is outside.
 fn holder(flow: &Flow) -> IpAddr {
     match flow.client.ip() {
         IpAddr::V6(ip) if flow.is_from_outside() => {

@@ -1,5 +1,5 @@
-//! What counts against a backend, and the flows that leave it: RFC 6298 gives a client's SYN a
-//! second.
+//! The evidence against a backend, and the flows that leave it. A client waits a second before it
+//! retransmits a SYN (RFC 6298).
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use super::wire::Transport;
 use super::{At, Model, Packet, Sent, open, wire};
 
 const PATIENCE: Duration = Duration::from_millis(900);
-/// The same where clients keep their backends.
+/// The answer timeout under session affinity.
 const AFFINITY_PATIENCE: Duration = Duration::from_millis(2_700);
 
 impl Model {
-    /// Counts a SYN that comes again against a backend that has had its time. Returns true if the
-    /// flow leaves it.
+    /// Counts a retransmitted SYN after the backend's answer timeout. Returns true if the flow
+    /// leaves the backend.
     pub(super) fn leaves_silent(&mut self, packet: &Packet, id: u64) -> bool {
         let flow = &self.flows[&id];
         let comes_again = packet
@@ -51,7 +51,7 @@ impl Model {
         true
     }
 
-    /// Counts a backend's first word if it refuses the connection.
+    /// Counts a backend's first answer if it refuses the connection.
     pub(super) fn note_refusal(&mut self, packet: &Packet, id: u64, leg: Leg) {
         let flow = &self.flows[&id];
         let is_first =
@@ -61,7 +61,7 @@ impl Model {
         }
     }
 
-    /// Says whether the clock alone decides what a packet does to its flow, and is about to.
+    /// Returns true if a timeout that is about to expire decides the packet's effect.
     pub(crate) fn is_in_doubt(&self, sent: &Sent) -> bool {
         const MOMENT: Duration = Duration::from_millis(300);
         let Some(ip) =

@@ -1,5 +1,4 @@
-//! The RFCs' reading of a frame: the places and meanings of its headers. By plain indexes into
-//! plain bytes.
+//! Parses a frame's headers by the RFCs, with plain indices into plain bytes.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -18,16 +17,16 @@ pub(crate) struct Ip {
     pub(crate) src: IpAddr,
     pub(crate) dst: IpAddr,
     pub(crate) proto: u8,
-    /// Offsets in the frame: of this header, of the transport header, of the end that this header
-    /// claims.
+    /// Offsets in the frame: of this header, of the transport header, of the end by this header's
+    /// length.
     pub(crate) at: usize,
     pub(crate) l4: usize,
     pub(crate) end: usize,
     pub(crate) part: Part,
 }
 
-/// Which part of a packet it is. Fragments of one packet share identification, addresses and
-/// `split`, what follows the header that says so (RFC 791 §3.2, RFC 8200 §4.5).
+/// The part of a packet in the frame. Fragments of a packet share identification, addresses and
+/// `split`, the protocol after the fragment header (RFC 791 §3.2, RFC 8200 §4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Whole,
@@ -35,7 +34,6 @@ pub(crate) enum Part {
     Later { id: u32, split: u8 },
 }
 
-/// The fields of a transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Transport {
     pub(crate) sport: u16,
@@ -50,9 +48,9 @@ pub(crate) struct Transport {
     pub(crate) accepts: bool,
     /// The sequence number of TCP.
     pub(crate) seq: Option<u32>,
-    /// The number of a SYN with ACK.
+    /// The sequence number of a SYN-ACK.
     pub(crate) answer: Option<u32>,
-    /// The sequence number that TCP acknowledges.
+    /// TCP's acknowledgement number.
     pub(crate) ack: Option<u32>,
 }
 
@@ -74,7 +72,7 @@ pub(crate) fn family(frame: &[u8]) -> Option<Family> {
     }
 }
 
-/// The addresses of a frame, whatever follows them.
+/// Returns the addresses of a frame, independent of the rest.
 pub(crate) fn addrs(frame: &[u8], family: Family) -> Option<(IpAddr, IpAddr)> {
     let (start, len) = if family == Family::V4 {
         (12, 4)
@@ -91,7 +89,7 @@ pub(crate) fn addrs(frame: &[u8], family: Family) -> Option<(IpAddr, IpAddr)> {
     Some((addr(start)?, addr(start + len)?))
 }
 
-/// The IP header of a frame. Its lengths must be possible, its addresses unicast.
+/// Parses the IP header of a frame. Its lengths must be possible, its addresses unicast.
 pub(crate) fn outer(frame: &[u8], family: Family) -> Result<Ip, Reason> {
     let ip = whole(frame, family)?;
     if !is_unicast(ip.src) || !is_unicast(ip.dst) {
@@ -100,7 +98,7 @@ pub(crate) fn outer(frame: &[u8], family: Family) -> Result<Ip, Reason> {
     Ok(ip)
 }
 
-/// The IP header of a frame that stays within the host: it may go to a loopback address.
+/// Parses the IP header of a frame inside the host, which may have loopback addresses.
 pub(crate) fn outer_within_host(frame: &[u8], family: Family) -> Result<Ip, Reason> {
     let ip = whole(frame, family)?;
     if is_unicast(ip.src) && is_unicast(ip.dst)
@@ -120,7 +118,7 @@ fn whole(frame: &[u8], family: Family) -> Result<Ip, Reason> {
     }
 }
 
-/// An IP header, wherever it is.
+/// Parses an IP header at any offset.
 pub(crate) fn ip(frame: &[u8], at: usize, family: Family) -> Result<Ip, Reason> {
     match family {
         Family::V4 => v4(frame, at).ok_or(Reason::Malformed),
@@ -158,8 +156,8 @@ fn v4(frame: &[u8], at: usize) -> Option<Ip> {
     })
 }
 
-/// RFC 8200 §3 and §4: over at most six extension headers; none may hide what follows or send it
-/// elsewhere first.
+/// RFC 8200 §3 and §4: skips at most six extension headers, none of which may hide the following
+/// header or change the route.
 fn v6(frame: &[u8], at: usize) -> Result<Ip, Reason> {
     const MAX: usize = 6;
     let header = frame.get(at..at + 40).ok_or(Reason::Malformed)?;
@@ -180,7 +178,7 @@ fn v6(frame: &[u8], at: usize) -> Result<Ip, Reason> {
         part: Part::Whole,
     };
     let mut fragments = 0;
-    // Set for a fragment whose header is cut short, which counts where the next header is read.
+    // True for a truncated fragment header, which matters where the next header is read.
     let mut lacks_id = false;
     for followed in 0.. {
         match ip.proto {
@@ -228,7 +226,7 @@ fn v6(frame: &[u8], at: usize) -> Result<Ip, Reason> {
     }
 }
 
-/// Of one host that packets are forwarded to, as the kernel has it.
+/// Returns true for an address to which the kernel forwards as to a single host.
 fn is_unicast(addr: IpAddr) -> bool {
     match addr {
         IpAddr::V4(addr) => {
@@ -244,13 +242,13 @@ fn is_unicast(addr: IpAddr) -> bool {
     }
 }
 
-/// The transport header of a packet that is not a later fragment. Its fixed part must be there, by
-/// the frame and by the lengths that the IP header gives.
+/// Parses the transport header of a packet that is not a later fragment. Its fixed part must be
+/// inside the frame and inside the IP header's length.
 pub(crate) fn transport(frame: &[u8], ip: &Ip) -> Result<Transport, Reason> {
     let fixed = match ip.proto {
         TCP => 20,
         UDP => 8,
-        // The common header, and that of the first chunk.
+        // The common header, and the header of the first chunk.
         SCTP => 16,
         _ => return Err(Reason::Protocol),
     };
@@ -289,7 +287,6 @@ pub(crate) fn transport(frame: &[u8], ip: &Ip) -> Result<Transport, Reason> {
     })
 }
 
-/// Where the checksum is in a transport header.
 pub(crate) fn checksum_offset(proto: u8) -> usize {
     match proto {
         TCP => 16,

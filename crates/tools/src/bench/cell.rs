@@ -1,4 +1,4 @@
-//! The parts of a combination: a mode, a path, a variant.
+//! The dimensions of a measurement: mode, path, variant.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use testbed::lab::Layout;
 
-/// One round of so many measures [`Mode::TcpMany`], ...
+/// [`Mode::TcpMany`] is measured in one of this many rounds, ...
 const MANY_ROUNDS: usize = 10;
-/// ... for so many times as long.
+/// ... for this many times as long.
 const MANY_LONGER: u32 = 5;
 
 /// The action that a client repeats.
@@ -99,8 +99,8 @@ pub enum Variant {
 }
 
 impl Path {
-    /// All paths. [`Path::Routable`] changes its nodes for good, so no other path of its layout
-    /// follows.
+    /// All paths. [`Path::Routable`] changes its nodes permanently, so it is the last path of its
+    /// layout.
     pub const ALL: [Self; 9] = [
         Self::Local,
         Self::Remote,
@@ -113,7 +113,7 @@ impl Path {
         Self::Overlay,
     ];
 
-    /// Returns how pods hang on their nodes.
+    /// Returns how pods are attached to their nodes.
     pub fn layout(self) -> Layout {
         if self == Self::Overlay {
             Layout::Vxlan
@@ -124,8 +124,7 @@ impl Path {
 }
 
 impl Variant {
-    /// Returns the flags of kpx that make this variant; none for the variant as it is, and for
-    /// other proxies.
+    /// Returns kpx's flags for this variant; empty for the default and for other proxies.
     pub fn flags(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::KpxOff => &[("--fast-path", "off"), ("--socket-lb", "off")],
@@ -134,8 +133,8 @@ impl Variant {
         }
     }
 
-    /// Returns true if kpx leads the sockets of pods. It then needs a cgroup of its own, because a
-    /// pod in another lab has the same addresses.
+    /// Returns true if kpx translates the sockets of pods. It then needs its own cgroup, because
+    /// pods of another lab have the same addresses.
     pub fn leads_pods(self) -> bool {
         self == Self::KpxSocketAll
     }
@@ -154,8 +153,8 @@ impl Variant {
 }
 
 impl Mode {
-    /// Returns true in rounds that measure this mode. Its connections take longer to open than
-    /// others take to measure.
+    /// Returns true in rounds that measure this mode, whose connections take longer to open than
+    /// other modes take to measure.
     pub fn is_due(self, round: usize) -> bool {
         self != Self::TcpMany || round.is_multiple_of(MANY_ROUNDS)
     }
@@ -165,7 +164,7 @@ impl Mode {
         matches!(self, Self::TcpRr | Self::TcpStream | Self::UdpRr)
     }
 
-    /// Returns how many times as long as usual a slice of this mode is.
+    /// Returns the length of a slice of this mode, in usual slices.
     pub fn longer(self) -> u32 {
         if self == Self::TcpMany {
             MANY_LONGER

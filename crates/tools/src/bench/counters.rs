@@ -1,4 +1,4 @@
-//! The events that a CPU counts during a slice, where the machine lets the kernel count them.
+//! The CPU's hardware events of a slice, if the machine lets the kernel count them.
 
 use perf_event::events::{Event, Hardware};
 use perf_event::{Builder, Counter};
@@ -6,12 +6,11 @@ use perf_event::{Builder, Counter};
 /// The names of the events, in their order everywhere.
 pub const EVENTS: [&str; 3] = ["cycles", "instructions", "cache misses"];
 
-/// One counter for each event. It counts all that runs on one CPU, the kernel and its interrupts as
-/// well.
+/// A counter per event. It counts everything on a CPU, including the kernel and its interrupts.
 pub(super) struct Counters([Counter; 3]);
 
 impl Counters {
-    /// Starts to count; nothing where the machine or the kernel does not.
+    /// Starts counting; `None` if the machine or the kernel cannot.
     pub(super) fn start(cpu: usize) -> Option<Self> {
         let [cycles, instructions, misses] = [
             Hardware::CPU_CYCLES,
@@ -25,7 +24,6 @@ impl Counters {
         ]))
     }
 
-    /// Returns the events since the start.
     pub(super) fn read(mut self) -> Option<[u64; 3]> {
         let [cycles, instructions, misses] = &mut self.0;
         Some([

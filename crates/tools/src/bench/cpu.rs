@@ -1,4 +1,4 @@
-//! How busy the machine's CPUs are.
+//! The load of the machine's CPUs.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use nix::unistd::{SysconfVar, sysconf};
 
-/// The length of a tick of `/proc/stat`, in milliseconds: the kernel's `USER_HZ` is 100 on all its
-/// architectures that kpx knows.
+/// The length of a tick of `/proc/stat`, in milliseconds: the kernel's `USER_HZ` is 100 on all
+/// architectures of kpx.
 const TICK_MILLIS: u64 = 10;
 
-/// A point in time, and how long all CPUs together had been idle by then.
+/// A time, and the idle time of all CPUs until then.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Busy {
     at: Instant,
@@ -28,21 +28,21 @@ impl Busy {
     }
 
     /// Returns the CPU time since then, of all CPUs and for all work. The kernel measures idle time
-    /// precisely;
-    /// all else it estimates by ticks.
+    /// precisely, and estimates the rest by ticks.
     pub(super) fn since(self) -> Result<Duration> {
         let now = Self::now()?;
         Ok(((now.at - self.at) * count()?).saturating_sub(now.idle.saturating_sub(self.idle)))
     }
 }
 
-/// All that are online, also those on which this thread may not run.
+/// Returns the number of online CPUs, including those on which this thread may not run.
 pub(super) fn count() -> Result<u32> {
     let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN)?.context("the number of CPUs is unknown")?;
     Ok(u32::try_from(cpus)?)
 }
 
-/// The first line is of all CPUs: user, nice, system, idle, iowait and so on, in ticks.
+/// Parses the first line, the sum of all CPUs: user, nice, system, idle, iowait and so on, in
+/// ticks.
 fn idle(text: &str) -> Option<Duration> {
     let mut columns = text
         .lines()
@@ -72,7 +72,7 @@ mod tests {
         while started.elapsed() < Duration::from_millis(200) {
             std::hint::spin_loop();
         }
-        // By others the machine may have been busier, by this thread alone it was not less.
+        // Other processes may add to this thread's CPU time.
         assert!(busy.since().unwrap() >= Duration::from_millis(50));
     }
 }

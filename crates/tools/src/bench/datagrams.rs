@@ -15,11 +15,10 @@ use super::traffic::{Slice, TIMEOUT, Work};
 /// Fits every link of a lab.
 const STREAM_BYTES: usize = 1_400;
 const SMALL_BYTES: usize = 64;
-/// The lengths of a usual question to a DNS server and of its answer.
+/// The usual length of a DNS query. The length of its answer follows.
 const QUESTION_BYTES: usize = 48;
 const ANSWER_BYTES: usize = 120;
-/// The buffer of the server's socket: the path is measured, not how evenly the scheduler runs the
-/// server.
+/// The server's receive buffer is large: the benchmark measures the path, not the scheduler.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
 pub(super) fn run(slice: &Slice<'_>, mode: Mode) -> Result<Work> {
@@ -39,13 +38,13 @@ pub(super) fn run(slice: &Slice<'_>, mode: Mode) -> Result<Work> {
             Mode::UdpDns => questions(slice),
             _ => flood(slice, mode, &received),
         });
-        // It is not connected, which is an error, and ends its reader all the same.
+        // An unconnected socket returns an error, and its reader ends nevertheless.
         let _ = socket::shutdown(handle.as_raw_fd(), socket::Shutdown::Both);
         done
     })
 }
 
-/// Binds a server. One that has connected to its client, and stays open, may have the same address.
+/// Binds a server. A connected server that stays open may have the same address.
 pub(super) fn bind(slice: &Slice<'_>) -> Result<UdpSocket> {
     let bind = || {
         let socket = Socket::new(Domain::for_address(slice.at), Type::DGRAM, None)?;
@@ -80,7 +79,7 @@ pub(super) fn exchange(socket: &UdpSocket) -> Result<()> {
         .context("wait for an answer")
 }
 
-/// Asks each question by a socket of its own.
+/// Sends each query from a new socket.
 fn questions(slice: &Slice<'_>) -> Result<Work> {
     slice.timed(|| {
         let socket = connect(slice)?;
@@ -92,7 +91,7 @@ fn questions(slice: &Slice<'_>) -> Result<Work> {
     })
 }
 
-/// Sends datagrams; only those that arrive count.
+/// Sends datagrams, and counts those that arrive.
 fn flood(slice: &Slice<'_>, mode: Mode, received: &AtomicU64) -> Result<Work> {
     let socket = connect(slice)?;
     let datagram = vec![0x5a; size(mode)];
@@ -114,7 +113,7 @@ fn size(mode: Mode) -> usize {
     }
 }
 
-/// Answers with so many bytes until the socket is shut down: then it reads nothing, without a
+/// Answers with `len` bytes until the socket is shut down. After that it reads 0 bytes without a
 /// sender, which the standard library does not expect.
 pub(super) fn echo(socket: UdpSocket, len: usize) {
     let mut question = [0; SMALL_BYTES];
@@ -122,7 +121,7 @@ pub(super) fn echo(socket: UdpSocket, len: usize) {
     while let Ok((1.., Some(client))) =
         socket::recvfrom::<SockaddrStorage>(socket.as_raw_fd(), &mut question)
     {
-        // If it is not sent, the client misses it.
+        // The client notices a missing answer.
         let _ = socket::sendto(socket.as_raw_fd(), &answer, &client, MsgFlags::empty());
     }
 }

@@ -1,4 +1,4 @@
-//! A lab whose node n1 is served in one way.
+//! A lab whose node n1 has one variant of Services.
 
 use std::env;
 use std::fs;
@@ -22,36 +22,36 @@ use testbed::cgroup::Visited;
 use testbed::lab::{CLUSTER_PODS, Family, Lab};
 use testbed::netns::check;
 
-/// How long connection tracking remembers a connection that was closed, in seconds, lest a table of
-/// closed ones grow while a run goes on.
+/// The seconds that conntrack keeps a closed connection, so that its table does not grow during a
+/// run.
 const TIME_WAIT: &str = "10";
 
-/// The time that a proxy may take for the most Services.
+/// Time limit for a proxy with the most Services.
 const LONG: Duration = Duration::from_secs(180);
-/// The time that iptables (nft) may take to write the rules of 10,000 Services once more.
+/// Time limit for iptables-nft to write the rules of 10,000 Services again.
 const LONGER: Duration = Duration::from_secs(600);
-/// Names the kpx of [`Variant::KpxB`].
+/// The environment variable with the kpx of [`Variant::KpxB`].
 const OTHER: &str = "KPX_BIN_B";
-/// For so many Services kpx's tables are large enough without a flag.
+/// Up to this number of Services kpx's default tables are large enough.
 const AS_BUILT: usize = 20_000;
-/// So many Services have chains of their own with every tool.
+/// Up to this number of Services each has its own chains with every tool.
 const WHOLE: usize = 1_000;
-/// The time in which every agent has seen new rules: the kernel tells of most, and the agent looks
-/// for the rest once a second.
+/// Time after which every agent has seen new rules: the kernel notifies it of most, and it checks
+/// the rest once a second.
 pub(super) const SETTLE: Duration = Duration::from_secs(2);
 
-/// One variant at work.
+/// A running variant.
 #[derive(Debug)]
 pub struct Fixture<'a> {
     pub variant: Variant,
     pub(super) lab: &'a Lab,
     pub(super) by: By<'a>,
-    /// The cgroup of the clients' sockets, if kpx leads the sockets of pods. In the root, it would
-    /// lead those of other labs too.
+    /// The cgroup of the clients' sockets, if kpx translates pods' sockets. In the root cgroup, it
+    /// would translate those of other labs too.
     pub(super) cgroup: Option<Visited>,
 }
 
-/// The proxy of the node: it serves as long as this value lives.
+/// The node's proxy, which serves as long as this value lives.
 #[derive(Debug)]
 pub(super) enum By<'a> {
     Nobody,
@@ -70,7 +70,7 @@ impl<'a> Fixture<'a> {
         Self::start_with(lab, variant, services, kube_proxy, None)
     }
 
-    /// `flag` is a further one of kpx, with its value.
+    /// `flag` is an additional flag of kpx, with its value.
     pub fn start_with(
         lab: &'a Lab,
         variant: Variant,
@@ -79,7 +79,7 @@ impl<'a> Fixture<'a> {
         flag: Option<(&'static str, String)>,
     ) -> Result<Self> {
         tune(lab)?;
-        // Only some load whole rule sets of this size in seconds.
+        // Some variants cannot load complete rule sets of this size in seconds.
         let slow = matches!(variant, Variant::IptablesNft | Variant::Nftables);
         let rules = services::rules(lab, services, !slow || services <= WHOLE);
         let cgroup = variant.leads_pods().then(Visited::make).transpose()?;
@@ -133,7 +133,7 @@ impl<'a> Fixture<'a> {
         };
         let slice = fixture.slice(Path::Local, Duration::ZERO);
         if let By::KubeProxy(process) = &mut fixture.by {
-            // It writes all rules at once.
+            // kube-proxy writes all rules at once.
             wait_until(LONG, "kube-proxy serves", || {
                 Ok(slice.run(Mode::TcpCrr).is_ok())
             })?;
@@ -142,7 +142,7 @@ impl<'a> Fixture<'a> {
         Ok(fixture)
     }
 
-    /// The ends of a path, for slices of that length.
+    /// Returns the ends of a path, for slices of this length.
     pub fn slice(&self, path: Path, length: Duration) -> Slice<'a> {
         let to = if self.variant.is_direct() {
             self.backend(path)
@@ -171,7 +171,7 @@ impl<'a> Fixture<'a> {
         )
     }
 
-    /// Makes the nodes as a path has them.
+    /// Configures the nodes for a path.
     pub fn prepare(&self, path: Path) -> Result<()> {
         if path == Path::Routable {
             self.stop_masquerading()?;
@@ -179,7 +179,7 @@ impl<'a> Fixture<'a> {
         policies::set(self.lab, path)
     }
 
-    /// Waits until the agent has seen how the nodes are made.
+    /// Waits until the agent has seen the nodes' configuration.
     pub fn settle(&self) -> Result<()> {
         if self.variant.is_kpx() {
             idle(SETTLE)
@@ -188,7 +188,7 @@ impl<'a> Fixture<'a> {
         }
     }
 
-    /// Measures a slice of a path, over a connection of its own; see [`Slice::run`].
+    /// Measures a slice of a path over a new connection; see [`Slice::run`].
     pub fn run(&self, path: Path, length: Duration, mode: Mode) -> Result<Work> {
         let slice = self.slice(path, length);
         self.inside(|| slice.run(mode))
@@ -200,7 +200,7 @@ impl<'a> Fixture<'a> {
         self.inside(|| Connection::open(&slice, mode))
     }
 
-    /// Makes sockets where kpx looks for those that it leads.
+    /// Opens sockets in the cgroup that kpx translates.
     fn inside<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         match &self.cgroup {
             Some(cgroup) => cgroup.visit(f)?,
@@ -208,7 +208,7 @@ impl<'a> Fixture<'a> {
         }
     }
 
-    /// Lets packets of established connections pass n1 by a flowtable of netfilter.
+    /// Adds a netfilter flowtable for established connections through n1.
     pub fn add_flowtable(&self) -> Result<()> {
         let pods = self
             .lab
@@ -234,7 +234,7 @@ impl<'a> Fixture<'a> {
         ))
     }
 
-    /// Returns how many packets have met the chain of [`Fixture::add_flowtable`] so far.
+    /// Returns the number of packets that the chain of [`Fixture::add_flowtable`] has seen.
     pub fn past_flowtable(&self) -> Result<u64> {
         let text = self
             .lab
@@ -248,8 +248,7 @@ impl<'a> Fixture<'a> {
         packets.with_context(|| format!("no counter in {text}"))
     }
 
-    /// Stops masquerading, as where addresses of pods are known outside the cluster. For good, and
-    /// once.
+    /// Stops masquerading, as in a cluster with routable pod addresses. Permanent; call once.
     pub fn stop_masquerading(&self) -> Result<()> {
         self.lab
             .nodes()
@@ -264,7 +263,7 @@ impl By<'_> {
     }
 }
 
-/// Why a variant cannot be run here; nothing if it can.
+/// Returns the reason why a variant cannot run here; `None` if it can.
 pub(super) fn obstacle(
     variant: Variant,
     services: usize,
@@ -303,7 +302,7 @@ pub(super) fn obstacle(
     Ok(unknown.map(|(flag, _)| format!("this kpx knows no {flag}")))
 }
 
-/// Returns the flags of kpx beside those of every variant.
+/// Returns kpx's flags other than the variant's own.
 fn flags(variant: Variant, services: usize) -> Vec<(&'static str, String)> {
     let mut flags: Vec<_> = variant
         .flags()
@@ -311,34 +310,34 @@ fn flags(variant: Variant, services: usize) -> Vec<(&'static str, String)> {
         .map(|&(flag, value)| (flag, value.to_owned()))
         .collect();
     if variant.is_kpx() && services > AS_BUILT {
-        // A Service has two frontends: its port, and all others of its ClusterIP.
+        // A Service has two frontends: its port, and the rest of its ClusterIP.
         flags.push(("--service-table-size", (services * 3).to_string()));
     }
     flags
 }
 
-/// The same in every fixture.
+/// Sets the sysctls of every fixture.
 fn tune(lab: &Lab) -> Result<()> {
     for node in lab.nodes() {
         let ns = &node.host.ns;
         ns.sysctl("netfilter/nf_conntrack_tcp_timeout_time_wait", TIME_WAIT)?;
-        // A packet for a node port leaves by the device that it came in by.
+        // A packet for a node port leaves by its incoming device.
         ns.sysctl("ipv4/conf/all/send_redirects", "0")?;
         ns.sysctl("ipv4/conf/eth0/send_redirects", "0")?;
     }
     for client in Path::ALL.map(services::client) {
         let ns = &lab.host(client).ns;
-        // A client that closes thousands of connections a second uses their ports again after one.
-        // They are the kernel's default ones: others might be drawn by kpx, which asks more about
-        // packets to them.
+        // A client that closes thousands of connections a second reuses their ports after a second.
+        // The range is the kernel's default: kpx could draw ports of a larger range, and checks
+        // packets to such ports more closely.
         ns.sysctl("ipv4/tcp_tw_reuse", "1")?;
         ns.sysctl("ipv4/ip_local_port_range", "32768 60999")?;
     }
     Ok(())
 }
 
-/// Only an outsider that dials pods needs a route to them. All lead through n1 and back, as the
-/// ways of its node ports do.
+/// An outside client needs routes to pods only to dial them. All routes lead through n1 in both
+/// directions, like those of its node ports.
 fn route_to_pods(lab: &Lab) -> Result<()> {
     let [n1, x] = [&lab.n1.host, &lab.x].map(|host| host.addrs.v4);
     let routes = lab
@@ -374,7 +373,7 @@ fn virtual_servers(lab: &Lab, rules: &Rules) -> Result<By<'static>> {
     Ok(By::Rules)
 }
 
-/// Thousands of rules are no part of an error.
+/// Thousands of rules do not belong in an error.
 fn feed(lab: &Lab, command: &mut Command, text: &str) -> Result<()> {
     let ns = &lab.n1.host.ns;
     let mut child = ns.spawn(
@@ -399,7 +398,7 @@ fn feed(lab: &Lab, command: &mut Command, text: &str) -> Result<()> {
     written.with_context(|| format!("write to {command:?}"))
 }
 
-/// Returns a command that becomes the other kpx, with the arguments of this one.
+/// Returns a command that executes the other kpx with the same arguments.
 fn other_build() -> Result<Command> {
     let program =
         env::var_os(OTHER).with_context(|| format!("{OTHER} does not name the other kpx"))?;
@@ -410,7 +409,8 @@ fn other_build() -> Result<Command> {
     Ok(command)
 }
 
-/// From a folder of two files: who serves 10,000 Services is another matter than who tells of them.
+/// Starts kpx with a folder of two files: the API server's cost for 10,000 Services is measured
+/// elsewhere.
 fn kpx<'a>(
     lab: &'a Lab,
     by: Option<Command>,
@@ -439,13 +439,12 @@ fn kpx<'a>(
         .collect();
     let agent =
         Agent::launch_by(by, lab, &lab.n1.host, Source::Manifests(&dir), &args)?.answering()?;
-    // The agent looks at the rules of the host, and again once it knows where pods have their
-    // addresses.
+    // The agent reads the host's rules at the start, and again once it has the pods' networks.
     wait_until(
         LONG,
         "the agent serves, and knows which connections may skip the stack",
         || {
-            // An agent that writes the maps of 100,000 Services does not answer meanwhile.
+            // An agent that writes the maps of 100,000 Services does not answer in that time.
             let Ok(status) = agent.status() else {
                 return Ok(false);
             };

@@ -1,4 +1,4 @@
-//! kube-proxy itself, fed by the tests' own API server.
+//! kube-proxy itself, with the tests' API server.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -17,24 +17,23 @@ use testbed::agent::{Cluster, Object, Source, idle, wait_until};
 use testbed::lab::{CLUSTER_PODS, Family, Lab};
 use testbed::netns::{NetNs, check};
 
-/// The first minor version that has the mode nftables without a feature gate.
+/// The first minor version with the nftables mode and without a feature gate.
 pub const NFTABLES_SINCE: u32 = 31;
-/// The first minor version that reads EndpointSlices of version v1. Older ones read Endpoints here.
+/// The first minor version that reads EndpointSlices v1. Older versions get Endpoints.
 const SLICES_SINCE: u32 = 22;
-/// The time over which kube-proxy's rest is measured.
+/// The interval over which kube-proxy must be idle.
 const QUIET: Duration = Duration::from_secs(3);
-/// The processor time that it may take meanwhile, for its timers and watches.
+/// The CPU time that an idle kube-proxy may take in that interval, for timers and watches.
 const FEW: Duration = Duration::from_millis(100);
 
-/// A kube-proxy, killed with this value and with the tools that it runs; its rules go with the
-/// namespace.
+/// A running kube-proxy. Drop kills it and its tools; its rules end with the namespace.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
     log: PathBuf,
 }
 
-/// What it is told. `mode` and `pods` are as `--proxy-mode` and `--cluster-cidr` take them.
+/// Its settings. `mode` and `pods` are values of `--proxy-mode` and `--cluster-cidr`.
 pub(crate) struct Arguments<'a> {
     pub(crate) kubeconfig: &'a Path,
     pub(crate) node: &'a str,
@@ -43,7 +42,7 @@ pub(crate) struct Arguments<'a> {
 }
 
 impl Running {
-    /// Starts it in a namespace, with its output in the file `log`.
+    /// Starts kube-proxy in a namespace, with its output in the file `log`.
     pub(crate) fn start(
         ns: &NetNs,
         program: &Path,
@@ -61,7 +60,7 @@ impl Running {
             "--cluster-cidr",
             arguments.pods,
         ]);
-        // Settings of the whole machine are not its to change.
+        // The machine's global sysctls stay unchanged.
         command.args([
             "--conntrack-max-per-core=0",
             "--conntrack-tcp-timeout-established=0",
@@ -82,7 +81,7 @@ impl Running {
         })
     }
 
-    /// Fails if it has ended, with what it said last.
+    /// Fails with the last output if it has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
         let Some(status) = self.child.try_wait()? else {
             return Ok(());
@@ -95,8 +94,8 @@ impl Running {
         )
     }
 
-    /// Waits until it rests. Its rules are written again after the first time, and that takes
-    /// seconds with many Services.
+    /// Waits until it is idle. It writes its rules again after the first time, which takes seconds
+    /// with many Services.
     pub(crate) fn rest(&mut self, within: Duration) -> Result<()> {
         let mut before = self.spent()?;
         wait_until(within, "kube-proxy rests", || {
@@ -108,7 +107,7 @@ impl Running {
         })
     }
 
-    /// Returns the processor time of it and of the tools that it has run.
+    /// Returns the CPU time of it and of the tools that it has run.
     pub(crate) fn spent(&self) -> Result<Duration> {
         self.process().cpu_with_children()
     }
@@ -118,7 +117,7 @@ impl Running {
     }
 }
 
-/// Returns whether a kube-proxy reads EndpointSlices; it reads Endpoints otherwise.
+/// Returns true if a kube-proxy reads EndpointSlices rather than Endpoints.
 pub(crate) fn reads_slices(program: &Path) -> Result<bool> {
     Ok(minor(program)? >= SLICES_SINCE)
 }
@@ -128,12 +127,12 @@ pub(crate) fn reads_slices(program: &Path) -> Result<bool> {
 pub(super) struct KubeProxy<'a> {
     pub(super) running: Running,
     _lab: &'a Lab,
-    /// Which it watches.
+    /// The objects that it watches.
     _cluster: Cluster,
 }
 
 impl<'a> KubeProxy<'a> {
-    /// `mode` as `--proxy-mode` takes it.
+    /// `mode` is a value of `--proxy-mode`.
     pub(super) fn start(lab: &'a Lab, program: &Path, mode: &str, rules: &Rules) -> Result<Self> {
         let cluster = Cluster::with_api_server(lab)?;
         let endpoints = if reads_slices(program)? {
@@ -166,7 +165,7 @@ impl<'a> KubeProxy<'a> {
     }
 }
 
-/// Returns the minor version of a kube-proxy, which says `Kubernetes v1.20.2`.
+/// Parses the minor version in kube-proxy's `Kubernetes v1.20.2`.
 pub fn minor(program: &Path) -> Result<u32> {
     let said = check(
         Command::new(program).arg("--version").output(),

@@ -1,13 +1,13 @@
-//! The times of single operations, counted in buckets.
+//! The durations of single operations, counted in buckets.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Buckets for each doubling of the time: a bucket is 3 % wide.
+/// Buckets per doubling of the time: a bucket is 3 % wide.
 const PARTS: u64 = 32;
-/// The doublings up to the longest time, which is longer than a client waits.
+/// The doublings up to the longest time, which exceeds a client's timeout.
 const DOUBLINGS: usize = 30;
 
 /// The number of operations by the bucket of their time.
@@ -15,7 +15,7 @@ const DOUBLINGS: usize = 30;
 #[serde(transparent)]
 pub struct Latency(BTreeMap<u16, u32>);
 
-/// A count in progress, in memory that it does not have to ask for.
+/// A count in progress, in preallocated memory.
 pub(super) struct Recorder(Vec<u32>);
 
 impl Recorder {
@@ -54,7 +54,7 @@ impl Latency {
         }
     }
 
-    /// Returns the time within which `share` of all operations ended; nothing without operations.
+    /// Returns the time within which `share` of all operations ended; `None` without operations.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let all: u64 = self.0.values().map(|count| u64::from(*count)).sum();
         let rank = ((all as f64 * share).ceil() as u64).max(1);
@@ -67,7 +67,7 @@ impl Latency {
     }
 }
 
-/// Times below [`PARTS`] have a bucket each; after that, each doubling has as many.
+/// Times below [`PARTS`] have a bucket each; above, each doubling has [`PARTS`] buckets.
 fn bucket(nanos: u64) -> usize {
     let doubling = (nanos / PARTS).checked_ilog2().map_or(0, |log| log + 1);
     let within = nanos >> doubling.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! The mode of many open connections: requests and answers go round them, one after the other.
+//! The mode of many open connections: requests and answers visit them in turn.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,8 +11,7 @@ use socket2::SockRef;
 use super::traffic::{Slice, Work, exchange};
 
 const CONNECTIONS: usize = 10_000;
-/// The files that a thread's table has to hold: one end of each connection, and all else that the
-/// process has open.
+/// The size of a thread's file table: an end of each connection, and the process' other open files.
 const FILES: u64 = CONNECTIONS as u64 + 4_000;
 
 pub(super) fn request_response(slice: &Slice<'_>) -> Result<Work> {
@@ -22,8 +21,8 @@ pub(super) fn request_response(slice: &Slice<'_>) -> Result<Work> {
         setrlimit(Resource::RLIMIT_NOFILE, FILES, most.max(FILES))
             .context("allow as many open files")?;
     }
-    // The limit counts a table of files. The client's ends have one of their own, which ends with
-    // this thread.
+    // The limit is per file table. The client's ends get their own table, which ends with this
+    // thread.
     unshare(CloneFlags::CLONE_FILES).context("take a table of files")?;
     let mut streams = (0..CONNECTIONS)
         .map(|_| open(slice))
@@ -35,8 +34,8 @@ pub(super) fn request_response(slice: &Slice<'_>) -> Result<Work> {
     })
 }
 
-/// Opens a connection and waits until the server has it. It will end by a RST, so that none of
-/// thousands waits for its time.
+/// Opens a connection and waits until the server accepts it. It ends by a RST, so that none of
+/// thousands stays in TIME_WAIT.
 fn open(slice: &Slice<'_>) -> Result<TcpStream> {
     let mut stream = slice.connect()?;
     SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO))?;
@@ -44,7 +43,7 @@ fn open(slice: &Slice<'_>) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Takes all connections, then answers them in the order in which they came.
+/// Accepts all connections, then answers them in the order of their opening.
 pub(super) fn answer(listener: TcpListener) {
     let mut streams = Vec::with_capacity(CONNECTIONS);
     while streams.len() < CONNECTIONS {
@@ -52,7 +51,7 @@ pub(super) fn answer(listener: TcpListener) {
             return;
         };
         let _ = stream.set_nodelay(true);
-        // A failure here is the client's to report.
+        // The client reports a failure here.
         if echo(&mut stream).is_some() {
             streams.push(stream);
         }
@@ -64,7 +63,7 @@ pub(super) fn answer(listener: TcpListener) {
     }
 }
 
-/// Returns nothing once the client is gone.
+/// Returns `None` after the client has closed.
 fn echo(stream: &mut TcpStream) -> Option<()> {
     let mut byte = [0];
     stream

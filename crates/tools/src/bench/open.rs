@@ -1,5 +1,5 @@
-//! Connections that stay open through all rounds of a path, as most connections of a cluster are
-//! older than a second.
+//! Connections that stay open through all rounds of a path, because most connections of a cluster
+//! are older than a second.
 
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -16,11 +16,10 @@ use super::traffic::{Slice, TIMEOUT, Work, echo, exchange, pinned, swallow, writ
 use super::{Latency, Mode, Path, datagrams};
 use testbed::agent::idle;
 
-/// A connection has something to say this often, so that neither kpx nor conntrack takes it for
-/// silent.
+/// The interval of a connection's traffic, so that neither kpx nor conntrack treats it as silent.
 const PAUSE: Duration = Duration::from_millis(400);
 
-/// The open connections of a path: one for each variant and mode.
+/// The open connections of a path, one per variant and mode.
 pub(super) struct Opened<'a> {
     path: Path,
     since: Instant,
@@ -45,7 +44,8 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// Lets connections become old enough, and proves that they go the way of open ones.
+    /// Waits until connections are old enough, and proves that they take the path of open
+    /// connections.
     pub(super) fn ripen(&mut self, age: Duration) -> Result<()> {
         if self.connections.is_empty() {
             return Ok(());
@@ -64,7 +64,7 @@ impl<'a> Opened<'a> {
         Ok(())
     }
 
-    /// Says something over each connection that has been silent for a while.
+    /// Sends data over each connection that has been silent for a while.
     pub(super) fn keep(&mut self) -> Result<()> {
         self.connections
             .iter_mut()
@@ -78,7 +78,7 @@ impl<'a> Opened<'a> {
             })
     }
 
-    /// Measures a slice over the variant's connection; nothing if the mode has none.
+    /// Measures a slice over the variant's connection; `None` for a mode without open connections.
     pub(super) fn run(
         &mut self,
         fixture: &Fixture<'_>,
@@ -117,7 +117,7 @@ enum Client {
 
 impl Connection {
     pub(super) fn open(slice: &Slice<'_>, mode: Mode) -> Result<Self> {
-        // The server's thread stays on the CPU of this one.
+        // The server's thread stays on this thread's CPU.
         pinned(|| {
             let (client, server) = if mode == Mode::UdpRr {
                 datagrams(slice)?
@@ -149,7 +149,7 @@ impl Connection {
                     *sent += bytes;
                     Ok(bytes)
                 })?;
-                // Nothing of it is left to the next slice, which is another variant's.
+                // Nothing is left in flight for the next slice, which belongs to another variant.
                 arrived(*sent, received)?;
                 Ok(Work {
                     latency: Latency::default(),
@@ -180,7 +180,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // A server that has already ended needs no word.
+        // A server that has ended needs no message.
         match &self.client {
             Client::Requests(stream) | Client::Stream { stream, .. } => {
                 drop(stream.shutdown(Shutdown::Both))
@@ -199,7 +199,7 @@ fn tcp(slice: &Slice<'_>, mode: Mode) -> Result<(Client, JoinHandle<()>)> {
         .run(|| TcpListener::bind(slice.at))
         .with_context(|| format!("listen on {}", slice.at))?;
     let stream = slice.client.run(|| slice.connect())?;
-    // The kernel completes a connection by itself.
+    // The kernel completes the handshake without the server.
     let (accepted, _) = listener.accept().context("accept")?;
     let received = Arc::new(AtomicU64::new(0));
     let count = received.clone();
@@ -224,7 +224,7 @@ fn tcp(slice: &Slice<'_>, mode: Mode) -> Result<(Client, JoinHandle<()>)> {
     }
 }
 
-/// The server connects to its client, so that other servers may have its address as well.
+/// The server connects its socket to the client, so that other servers may have the same address.
 fn datagrams(slice: &Slice<'_>) -> Result<(Client, JoinHandle<()>)> {
     let server = datagrams::bind(slice)?;
     server.set_read_timeout(Some(TIMEOUT))?;
@@ -244,7 +244,7 @@ fn datagrams(slice: &Slice<'_>) -> Result<(Client, JoinHandle<()>)> {
     ))
 }
 
-/// Waits until the server has read all that was sent.
+/// Waits until the server has read everything that was sent.
 fn arrived(sent: u64, received: &AtomicU64) -> Result<()> {
     let started = Instant::now();
     while received.load(Ordering::Acquire) < sent {

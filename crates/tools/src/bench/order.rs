@@ -1,10 +1,10 @@
-//! The order in which variants take their turns.
+//! The order of variants in a round.
 
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngCore, SeedableRng};
 
-/// Orders by chance that are the same in every run with a seed.
+/// Random orders that are the same in every run with a seed.
 pub(crate) struct Order(StdRng);
 
 impl Order {
@@ -12,9 +12,10 @@ impl Order {
         Self(StdRng::seed_from_u64(seed))
     }
 
-    /// Returns a next order. No variant always follows the same other one.
+    /// Returns the next order. Random orders keep a variant from always following the same other
+    /// variant.
     pub(crate) fn shuffled<'a, T>(&mut self, of: &'a [T]) -> Vec<&'a T> {
-        // One number for each order, so that a longer list does not change later orders.
+        // One number per order, so that a longer list does not change later orders.
         let mut turn = StdRng::seed_from_u64(self.0.next_u64());
         let mut order: Vec<&T> = of.iter().collect();
         order.shuffle(&mut turn);

@@ -1,8 +1,8 @@
-//! The combinations that are measured.
+//! The combinations to measure.
 
 use super::{Mode, Path, Variant};
 
-/// One row of the table of cells.
+/// A row of the table of cells.
 struct Plan {
     paths: &'static [Path],
     services: &'static [usize],
@@ -26,7 +26,7 @@ use Variant::{
     KubeProxyIptables, KubeProxyNftables, Nftables,
 };
 
-/// The paths on which kube-proxy itself is measured.
+/// The paths with kube-proxy itself.
 const OF_KUBE_PROXY: [Path; 2] = [Path::Local, Path::Routable];
 /// The paths of the first table.
 const OF_NODES: [Path; 8] = [
@@ -54,14 +54,15 @@ const fn plan(
     }
 }
 
-/// The cells of the first table, and no others.
+/// The cells of the first table.
 const QUICK: [Plan; 3] = [
     plan(&OF_NODES, &[MANY_SERVICES], &USUAL, &OF_TABLE),
     plan(&OF_NODES, &[MANY_SERVICES], &YOUNG, &OF_TABLE),
     plan(&[Path::Local], &[MANY_SERVICES], &USUAL, &[KpxSocketAll]),
 ];
 
-/// All others. Every variant is compared with [`Variant::Direct`] of the same row, round by round.
+/// The remaining cells. Every variant is compared with [`Variant::Direct`] of the same row, round
+/// by round.
 const REST: [Plan; 7] = [
     plan(&OF_NODES, &[1], &USUAL, &OF_TABLE),
     plan(
@@ -92,10 +93,10 @@ const REST: [Plan; 7] = [
     ),
 ];
 
-/// The wanted combinations; an empty list wants all.
+/// The selected combinations; an empty list selects all.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Only the cells of the first table.
+    /// Selects only the cells of the first table.
     pub is_quick: bool,
     pub services: Vec<usize>,
     pub paths: Vec<Path>,
@@ -118,7 +119,7 @@ impl Selection {
             .filter(move |path| !self.modes(services, *path).is_empty())
     }
 
-    /// Returns each mode once, in their own order.
+    /// Returns the modes in their order, deduplicated.
     pub fn modes(&self, services: usize, path: Path) -> Vec<Mode> {
         let modes = self
             .plans(services, path)
@@ -132,13 +133,13 @@ impl Selection {
         modes
     }
 
-    /// Returns each variant once. Direct is always among them: nothing means anything without it.
+    /// Returns the variants, deduplicated, always with Direct: every figure is relative to it.
     pub fn variants(&self, services: usize, path: Path) -> Vec<Variant> {
         let variants = self
             .plans(services, path)
             .flat_map(|plan| plan.variants)
             .copied();
-        // No run has another build of kpx by itself.
+        // A second build of kpx is measured only if it is selected.
         let other = |variant| {
             [variant]
                 .into_iter()

@@ -1,6 +1,6 @@
-//! Chains for forwarded packets, in the shape of those that CNI plugins write for NetworkPolicies.
-//! Each rule has a counter, as theirs do. All are in one table of nftables, which can be removed as
-//! a whole. Both plugins let packets of known connections pass early.
+//! Chains for forwarded packets, in the form of CNI plugins' chains for NetworkPolicies. Each rule
+//! has a counter, like theirs. All are in one nftables table, which is easy to remove. Both plugins
+//! pass packets of established connections early.
 
 use std::fmt::Write;
 
@@ -12,14 +12,14 @@ use super::services::TARGET_PORT;
 
 const TABLE: &str = "table ip policies";
 
-/// Loads the chains that a path has on n1, and removes those of another path.
+/// Loads a path's chains on n1, and removes those of another path.
 pub(super) fn set(lab: &Lab, path: Path) -> Result<()> {
     let chains = match path {
         Path::Calico => calico(&lab.n1.pods),
         Path::KubeRouter => kube_router(&lab.n1.pods),
         _ => String::new(),
     };
-    // Declaring it first makes the deletion succeed whether it is there or not.
+    // Declaring the table first makes its deletion succeed in any case.
     let table = if chains.is_empty() {
         String::new()
     } else {
@@ -31,8 +31,7 @@ pub(super) fn set(lab: &Lab, path: Path) -> Result<()> {
         .nft(&format!("{TABLE}\ndelete {TABLE}\n{table}"))
 }
 
-/// A chain for each direction of each pod, found by the pod's device; a packet that a policy
-/// accepts is marked.
+/// A chain per direction and pod, selected by the pod's device; accepted packets are marked.
 fn calico(pods: &[Host]) -> String {
     let mut text = format!(
         "chain allow {{
@@ -87,7 +86,7 @@ fn calico(pods: &[Host]) -> String {
         }\n"
 }
 
-/// A chain for each pod, found by the pod's address as source and as destination.
+/// A chain per pod, selected by the pod's address as source and as destination.
 fn kube_router(pods: &[Host]) -> String {
     let addrs: Vec<_> = pods.iter().map(|pod| pod.addrs.v4.to_string()).collect();
     let mut text = format!(

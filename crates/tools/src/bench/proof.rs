@@ -1,4 +1,4 @@
-//! The proof that a lab's clients are served by its variant.
+//! Proves that a lab's clients are served by its variant.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddrV4;
@@ -12,13 +12,13 @@ use testbed::agent::{DEADLINE, wait_until};
 
 /// The length of a slice that only has to work.
 const SHORT: Duration = Duration::from_millis(20);
-/// Paths on which kpx takes whole connections past the node's stack without a flag.
+/// Paths on which kpx's new connections bypass the node's stack by default.
 const SHORTCUT: [Path; 2] = [Path::Local, Path::Routable];
-/// Paths on which it takes connections there that are open.
+/// Paths on which open connections skip the stack.
 const OPEN: [Path; 4] = [Path::Local, Path::Routable, Path::Calico, Path::KubeRouter];
 
 impl Fixture<'_> {
-    /// Checks that clients come to their backend by this variant's means, and by no other.
+    /// Checks that clients reach their backend by this variant's means, and by no other.
     pub fn prove(&self, path: Path) -> Result<()> {
         if path == Path::Routable && matches!(self.by, By::Nobody | By::Kpx(_)) {
             self.prove_untracked(path)?;
@@ -104,8 +104,8 @@ impl Fixture<'_> {
         Ok(())
     }
 
-    /// Checks that a connection which has been open for a while skips the stack where kpx says so.
-    /// `run` measures a slice over it.
+    /// Checks that an open connection skips the stack where kpx reports it. `run` measures a slice
+    /// over it.
     pub(super) fn prove_open(
         &self,
         path: Path,
@@ -114,7 +114,7 @@ impl Fixture<'_> {
         if !matches!(self.variant, Variant::Kpx | Variant::KpxB) || !OPEN.contains(&path) {
             return Ok(());
         }
-        // Some seconds take the stack, so that conntrack hears of the connection.
+        // A connection takes the stack once in some seconds, so that conntrack keeps it.
         wait_until(DEADLINE, "an open connection skips the stack", || {
             let before = self.counts()?;
             run(SHORT)?;
@@ -133,7 +133,7 @@ impl Fixture<'_> {
         Ok(())
     }
 
-    /// Returns the counters of kpx so far, by name; nothing for another proxy.
+    /// Returns kpx's counters by name; empty for another proxy.
     fn counts(&self) -> Result<Vec<(String, u64)>> {
         let agent = match &self.by {
             By::Kpx(agent) => agent,
@@ -149,9 +149,9 @@ impl Fixture<'_> {
             .collect())
     }
 
-    /// Connections that the node's connection tracking knows.
+    /// Returns the node's conntrack entries.
     fn tracked(&self) -> Result<BTreeSet<Tracked>> {
-        // Not that of the process, which is elsewhere.
+        // The process is in another namespace.
         let text = self
             .lab
             .n1
@@ -162,10 +162,10 @@ impl Fixture<'_> {
     }
 }
 
-/// Addresses and ports of a connection, as the kernel lists them.
+/// A conntrack entry's addresses and ports, as the kernel lists them.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Tracked {
-    /// By the client.
+    /// In the original direction.
     sent: Vec<String>,
     answered: Vec<String>,
 }
@@ -184,7 +184,7 @@ impl Tracked {
         }
     }
 
-    /// Tells if it is translated: this backend answers what was sent to that frontend.
+    /// Returns true if the entry translates `frontend` to `backend`.
     fn is_translated(&self, frontend: SocketAddrV4, backend: SocketAddrV4) -> bool {
         let sent = [
             format!("dst={}", frontend.ip()),
@@ -195,7 +195,7 @@ impl Tracked {
     }
 }
 
-/// Adds up all counters whose names contain a text.
+/// Sums all counters whose names contain a text.
 fn sum(counts: &[(String, u64)], name: &str) -> u64 {
     counts
         .iter()
@@ -204,7 +204,7 @@ fn sum(counts: &[(String, u64)], name: &str) -> u64 {
         .sum()
 }
 
-/// Writes an address as the kernel lists connections of IPVS.
+/// Formats an address as in the kernel's list of IPVS connections.
 fn hex(at: SocketAddrV4) -> String {
     format!("{:08X} {:04X}", u32::from(*at.ip()), at.port())
 }

@@ -1,4 +1,4 @@
-//! Rounds: in each, every variant is measured once in every mode, one right after the other.
+//! Rounds: each measures every variant in every mode once, in direct succession.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,17 +17,17 @@ use testbed::lab::Lab;
 pub struct Options {
     pub selection: Selection,
     pub rounds: usize,
-    /// How long each variant is measured in each round.
+    /// The time per variant and round.
     pub slice: Duration,
-    /// The age from which open connections are measured.
+    /// The minimum age of open connections.
     pub age: Duration,
-    /// Decides in which order variants take their turns.
+    /// Determines the order of variants.
     pub seed: u64,
-    /// The real one, if it is there.
+    /// The program of kube-proxy, if available.
     pub kube_proxy: Option<PathBuf>,
 }
 
-/// The yield of one slice of time.
+/// The result of a slice.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     pub services: usize,
@@ -38,7 +38,7 @@ pub struct Sample {
     /// In the mode's unit.
     pub amount: u64,
     pub seconds: f64,
-    /// The time of all CPUs.
+    /// Of all CPUs.
     pub cpu_seconds: f64,
     #[serde(default, skip_serializing_if = "Latency::is_empty")]
     pub latency: Latency,
@@ -71,18 +71,18 @@ impl Sample {
     }
 }
 
-/// A variant that could not be run.
+/// A variant that could not run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
     pub variant: Variant,
     pub why: String,
 }
 
-/// The receiver of a run's samples, as it goes on.
+/// Receives a run's samples as they are measured.
 pub trait Listener {
     fn sample(&mut self, sample: Sample) -> Result<()>;
     fn skipped(&mut self, skipped: Skipped) -> Result<()>;
-    /// Shows progress to a reader who waits.
+    /// Prints progress.
     fn progress(&mut self, what: &str);
 }
 
@@ -98,7 +98,7 @@ pub fn run(options: &Options, listener: &mut impl Listener) -> Result<()> {
     Ok(())
 }
 
-/// Returns the variants of these paths that can be run here, and tells why others cannot, once.
+/// Returns the variants of these paths that can run here, and reports the others once.
 fn runnable(
     options: &Options,
     services: usize,
@@ -127,7 +127,7 @@ fn runnable(
     Ok(variants)
 }
 
-/// All cells of paths of one layout with that many Services, each variant in a lab of its own.
+/// Measures all cells of a layout's paths with a number of Services, each variant in its own lab.
 fn among(
     options: &Options,
     services: usize,
@@ -174,8 +174,8 @@ fn among(
     Ok(())
 }
 
-/// All rounds of a path: first those of modes that open connections, then those of connections that
-/// are open.
+/// Measures all rounds of a path: first modes that open connections, then modes with open
+/// connections.
 fn on(
     options: &Options,
     services: usize,
@@ -188,7 +188,7 @@ fn on(
         .modes(services, path)
         .into_iter()
         .partition(|mode| mode.stays_open());
-    // Open connections grow older while the others are measured.
+    // Open connections age while the other modes are measured.
     let mut opened = Opened::all(path, fixtures, &open)?;
     let mut order = Order::new(options.seed);
     for (modes, what) in [(fresh, "new connections"), (open, "open connections")] {

@@ -1,4 +1,4 @@
-//! The Services of a fixture: those that are measured, and any number around them.
+//! The Services of a fixture: the measured Services, and any number of other Services.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -8,14 +8,14 @@ use super::Path;
 use crate::kube_rules::{Proto, Rules, ServicePort};
 use testbed::lab::{CLUSTER_PODS, Family, Lab, SERVICE_CIDR};
 
-/// Where backends listen, over TCP and UDP.
+/// The port of backends, over TCP and UDP.
 pub(super) const TARGET_PORT: u16 = 8080;
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30080;
 const FAR_NODE_PORT: u16 = 30081;
-/// Endpoints of each of the others.
+/// The number of endpoints of each other Service.
 const ENDPOINTS: u32 = 3;
-/// Where addresses of the others begin, behind those of the lab's own pods.
+/// The first address of other Services, after those of the lab.
 const FIRST_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 1, 0);
 const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 244, 16, 0);
 const PODS: u32 = 240 << 8;
@@ -41,7 +41,7 @@ const FAR: Measured = Measured {
     node_port: Some(FAR_NODE_PORT),
 };
 
-/// The host whose server answers.
+/// Returns the host of the server.
 pub(super) fn backend(path: Path) -> &'static str {
     match path {
         Path::Local
@@ -67,7 +67,7 @@ pub(super) fn client(path: Path) -> &'static str {
     }
 }
 
-/// Where clients of the Service dial.
+/// Returns the address that clients of the Service dial.
 pub(super) fn frontend(lab: &Lab, path: Path) -> SocketAddrV4 {
     let (ip, port) = match path {
         Path::Local | Path::Routable | Path::Calico | Path::KubeRouter | Path::Host => {
@@ -80,8 +80,9 @@ pub(super) fn frontend(lab: &Lab, path: Path) -> SocketAddrV4 {
     SocketAddrV4::new(ip, port)
 }
 
-/// Returns the Services from which kube-proxy makes rules on n1. The measured stand in the middle,
-/// as the mean of all do where order counts. Without `whole`, all others share the chains of one.
+/// Returns the Services for kube-proxy's rules on n1. The measured Services are in the middle, the
+/// mean position where order counts. Without `whole`, all other Services share one Service's
+/// chains.
 pub(super) fn rules(lab: &Lab, count: usize, whole: bool) -> Rules {
     let others = u32::try_from(count.saturating_sub(1))
         .expect("less than the service network has addresses");
@@ -128,7 +129,8 @@ impl Measured {
     }
 }
 
-/// Each has endpoints of its own; where addresses do not suffice, by other ports.
+/// Returns another Service, with its own endpoints; they differ by port where addresses do not
+/// suffice.
 fn other(nth: u32) -> ServicePort {
     let endpoint = |nth: u32| {
         let port =
@@ -149,16 +151,16 @@ fn other(nth: u32) -> ServicePort {
     }
 }
 
-/// Returns the objects behind these rules: a Service and an EndpointSlice of each.
+/// Returns the API objects of these rules: a Service and an EndpointSlice each.
 pub(super) fn objects(lab: &Lab, rules: &Rules) -> Vec<Value> {
-    // The ports of a Service stand together.
+    // The ports of a Service are adjacent.
     let services = rules.ports.chunk_by(|a, b| a.service == b.service);
     services
         .flat_map(|ports| [service(ports), slice(lab, ports)])
         .collect()
 }
 
-/// Returns an Endpoints object of each, for proxies that know no EndpointSlices of version v1.
+/// Returns an Endpoints object each, for proxies without EndpointSlices v1.
 pub(super) fn endpoints(rules: &Rules) -> Vec<Value> {
     let services = rules.ports.chunk_by(|a, b| a.service == b.service);
     let subset = |ports: &[ServicePort]| {
@@ -176,7 +178,7 @@ pub(super) fn endpoints(rules: &Rules) -> Vec<Value> {
     services.map(object).collect()
 }
 
-/// Returns the port of the endpoints, as both kinds of objects have it.
+/// Returns the endpoints' port, in the form of both kinds of objects.
 fn target(port: &ServicePort) -> Value {
     json!({ "name": port.name, "protocol": port.proto.to_string().to_uppercase(), "port": port.endpoints[0].port() })
 }

@@ -1,10 +1,10 @@
-//! The summary of all rounds of a combination.
+//! Summarises all rounds of a combination.
 
 use std::collections::BTreeMap;
 
 use super::{Latency, Mode, Path, Sample, Variant};
 
-/// The combination that was measured.
+/// The measured combination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     pub services: usize,
@@ -13,7 +13,7 @@ pub struct Key {
     pub variant: Variant,
 }
 
-/// The middle of some values, and between which two the middle half of them lies.
+/// The median and quartiles of values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     pub low: f64,
@@ -26,18 +26,18 @@ pub struct Summary {
     pub rounds: usize,
     /// Per second.
     pub rate: Spread,
-    /// The ratio of the rate to that of [`Variant::Direct`] in the same round.
+    /// The ratio to the rate of [`Variant::Direct`] in the same round.
     pub ratio: Spread,
-    /// CPU seconds for one, all rounds together: a single slice has few ticks.
+    /// CPU seconds per unit over all rounds: a single slice has few ticks.
     pub cpu: f64,
-    /// The times of single operations, all rounds together; empty for streams.
+    /// The durations of operations over all rounds; empty for streams.
     pub latency: Latency,
-    /// The events of one operation, see [`super::EVENTS`]; nothing if a slice was not counted.
+    /// The hardware events per operation, see [`super::EVENTS`]; `None` if a slice was not counted.
     pub counted: Option<[f64; 3]>,
 }
 
 impl Spread {
-    /// `None` of no values.
+    /// Returns `None` without values.
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
         let last = values.len().checked_sub(1)?;
@@ -50,7 +50,7 @@ impl Spread {
     }
 }
 
-/// Cells without a direct sample in some round have no ratio and are left out.
+/// Summarises the samples. Omits cells that lack a direct sample in some round: they have no ratio.
 pub fn summarise(samples: &[Sample]) -> BTreeMap<Key, Summary> {
     let rate = |sample: &Sample| sample.amount as f64 / sample.seconds;
     let mut cells: BTreeMap<Key, Vec<&Sample>> = BTreeMap::new();
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn ratios_are_of_the_same_round() {
-        // The machine became half as fast, and no ratio changed.
+        // The machine's speed halved, and no ratio changed.
         let speeds = [
             (Variant::Direct, [100, 50, 100]),
             (Variant::Kpx, [90, 45, 80]),

@@ -1,4 +1,4 @@
-//! Clients and servers that do one thing over and over for the length of a slice, on one CPU.
+//! Clients and servers that repeat one operation for the length of a slice, on one CPU.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,49 +18,48 @@ use super::latency::{Latency, Recorder};
 use super::{Mode, datagrams, many};
 use testbed::netns::NetNs;
 
-/// No answer takes so long, unless it never comes.
+/// Time limit for an answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
-/// The part of a slice before it counts.
+/// The inverse of the part of a slice before counting begins.
 const WARM_UP: u32 = 8;
-/// The number of bytes that common clients and servers write at a time.
+/// The bytes per write of common clients and servers.
 const BLOCK: usize = 128 << 10;
 
-/// One client and one server for one slice of time.
+/// A client and a server for a slice.
 #[derive(Clone, Copy, Debug)]
 pub struct Slice<'a> {
     pub client: &'a NetNs,
-    /// Where it dials.
+    /// The address that the client dials.
     pub to: SocketAddr,
     pub server: &'a NetNs,
-    /// Where that listens.
+    /// The address on which the server listens.
     pub at: SocketAddr,
     pub length: Duration,
 }
 
-/// The work that was done.
+/// The completed work.
 #[derive(Clone, Debug)]
 pub struct Work {
     /// In the mode's unit.
     pub amount: u64,
     pub time: Duration,
-    /// The time of all CPUs together, of all processes and interrupts.
+    /// The CPU time of all CPUs, processes and interrupts.
     pub cpu: Duration,
-    /// The times of single operations, in modes that have them.
+    /// The durations of single operations, in modes that have operations.
     pub latency: Latency,
-    /// The events of this CPU, see [`super::EVENTS`]; nothing where the machine does not count
-    /// them.
+    /// The events of this CPU, see [`super::EVENTS`]; `None` if the machine does not count them.
     pub counted: Option<[u64; 3]>,
 }
 
 impl Slice<'_> {
-    /// Opens what the mode needs, and closes it again.
+    /// Opens the mode's sockets, measures, and closes them.
     pub fn run(&self, mode: Mode) -> Result<Work> {
         let slice = Self {
             length: self.length * mode.longer(),
             ..*self
         };
         let done = pinned(|| slice.work(mode))?;
-        // A block of a stream is no operation of a user's.
+        // A block of a stream is not a user's operation.
         let latency = if mode.unit() == "transactions" {
             done.latency
         } else {
@@ -82,7 +81,7 @@ impl Slice<'_> {
         done.with_context(|| format!("{mode}, {} to {}", self.client.name(), self.to))
     }
 
-    /// With a server that ends when its listener is shut down.
+    /// Runs with a server that ends when its listener is shut down.
     fn tcp(
         &self,
         serve: fn(TcpListener),
@@ -121,14 +120,14 @@ impl Slice<'_> {
     fn stream(&self) -> Result<Work> {
         let mut stream = self.connect()?;
         let done = self.timed(|| write_block(&mut stream))?;
-        // A server that got all of it has nothing to say.
+        // A server that got everything sends nothing.
         stream.shutdown(Shutdown::Write)?;
         ensure!(stream.read(&mut [0])? == 0, "an answer to a stream");
         Ok(done)
     }
 
-    /// Repeats `step`, which says how much it did, until the time is over; what comes first does
-    /// not count.
+    /// Repeats `step`, which returns the amount of its work, until the time is over. The warm-up
+    /// does not count.
     pub(crate) fn timed(&self, mut step: impl FnMut() -> Result<u64>) -> Result<Work> {
         let started = Instant::now();
         while started.elapsed() < self.length / WARM_UP {
@@ -145,7 +144,7 @@ impl Slice<'_> {
             let time = started.elapsed();
             recorder.note(time.saturating_sub(before));
             before = time;
-            // A server on the same CPU may not have had its turn yet.
+            // A server on the same CPU may not have run yet.
             if time >= self.length && (amount > 0 || time >= TIMEOUT) {
                 break time;
             }
@@ -160,19 +159,18 @@ impl Slice<'_> {
         })
     }
 
-    /// Connects, and gives up where no server answers.
     pub(crate) fn connect(&self) -> Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, None)?;
         socket.set_tcp_nodelay(true)?;
         socket.set_read_timeout(Some(TIMEOUT))?;
-        socket.set_write_timeout(Some(TIMEOUT))?; // That of connect as well.
+        socket.set_write_timeout(Some(TIMEOUT))?; // Applies to connect too.
         socket
             .connect(&self.to.into())
             .with_context(|| format!("connect to {}", self.to))?;
         Ok(socket.into())
     }
 
-    /// Tells if a server accepts a connection and answers, without a server of this slice.
+    /// Returns true if a server accepts a connection and answers. Starts no server.
     pub fn is_served(&self) -> bool {
         self.client
             .run(|| self.connect().and_then(|mut stream| exchange(&mut stream)))
@@ -185,17 +183,17 @@ pub(super) fn exchange(stream: &mut TcpStream) -> Result<()> {
     stream.read_exact(&mut [0]).context("wait for an answer")
 }
 
-/// Writes as much of a block as the connection takes.
+/// Writes as much of a block as the connection accepts.
 pub(super) fn write_block(stream: &mut TcpStream) -> Result<u64> {
     static BYTES: [u8; BLOCK] = [0x5a; BLOCK];
     Ok(u64::try_from(stream.write(&BYTES)?)?)
 }
 
-/// One connection after the other.
+/// Serves connections in sequence.
 fn answer_connections(listener: TcpListener) {
     while let Ok((mut stream, _)) = listener.accept() {
         let mut byte = [0];
-        // Until the client closes. What goes wrong here is the client's to report.
+        // Until the client closes. The client reports failures here.
         while let Ok(1) = stream.read(&mut byte) {
             if stream.write_all(&byte).is_err() {
                 break;
@@ -226,7 +224,7 @@ fn swallow_one(listener: TcpListener) {
     }
 }
 
-/// Tells of the bytes of each read.
+/// Reads the stream, and passes the size of each read to `tell`.
 pub(super) fn swallow(mut stream: TcpStream, tell: impl Fn(usize)) {
     let mut block = vec![0; BLOCK];
     while let Ok(bytes @ 1..) = stream.read(&mut block) {
@@ -234,15 +232,15 @@ pub(super) fn swallow(mut stream: TcpStream, tell: impl Fn(usize)) {
     }
 }
 
-/// Calls `f` on a thread of its own: those that it starts stay on its CPU, and nothing else does.
+/// Calls `f` on a new thread: its child threads stay on the same CPU, and nothing else does.
 pub(super) fn pinned<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let there = || pin().and_then(|()| f());
     thread::scope(|scope| scope.spawn(there).join()).unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Client and server share the last CPU, whose time then says what the path costs. On two CPUs they
-/// would wake each other. The time of a wake-up varies by more than the measured difference, above
-/// all on virtual machines.
+/// Pins to the last CPU, shared by client and server, so that its time is the cost of the path. On
+/// two CPUs they would wake each other. The time of a wake-up varies by more than the measured
+/// difference, above all in virtual machines.
 pub(crate) fn pin() -> Result<()> {
     let last = last_cpu()?;
     let mut cpus = CpuSet::new();

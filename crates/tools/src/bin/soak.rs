@@ -1,4 +1,4 @@
-//! Does to a busy node what operators do, and says who noticed.
+//! Runs operators' actions on a busy node, and reports their effect on clients.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -45,7 +45,6 @@ struct Args {
     object: Option<PathBuf>,
 }
 
-/// The silent connections.
 const IDLE: usize = 1_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -130,7 +129,7 @@ impl Scenario {
 fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(true) => ExitCode::SUCCESS,
-        // The reports have said what.
+        // The reports have the failures.
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -139,7 +138,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs all scenarios, and tells if all promises were kept.
+/// Runs all scenarios, and returns true if all promises were kept.
 fn run(args: &Args) -> Result<bool> {
     let all = Scenario::value_variants()
         .iter()

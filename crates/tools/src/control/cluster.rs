@@ -1,5 +1,5 @@
-//! A cluster's objects, as large as those that a cluster's controllers make: with owners, labels
-//! and managed fields.
+//! A cluster's objects, as large as those of real controllers: with owners, labels and managed
+//! fields.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -9,24 +9,23 @@ use serde_json::{Value, json};
 
 use crate::kube_rules::{self, ServicePort};
 
-/// The name of this node.
 pub(crate) const NODE: &str = "node-0000";
 pub(crate) const NODE_IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
-/// The range of ClusterIPs: so large that 100,000 Services have addresses.
+/// The range of ClusterIPs, large enough for 100,000 Services.
 pub(crate) const SERVICE_CIDR: &str = "10.96.0.0/12";
-/// Above all addresses that endpoints have in the beginning, so that an endpoint that comes is the
+/// The first address of new endpoints, above all initial addresses, so that a new endpoint is the
 /// last of its set.
 const NEWCOMERS: Ipv4Addr = Ipv4Addr::new(10, 192, 0, 0);
 const ENDPOINTS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
-/// The networks of all these addresses.
+/// The networks of all endpoints.
 pub(crate) const ENDPOINT_NETS: [&str; 2] = ["10.128.0.0/13", "10.192.0.0/13"];
-/// The range of all pods, as kubeadm tells it to kube-proxy.
+/// The range of all pods, as kubeadm passes it to kube-proxy.
 pub(crate) const CLUSTER_CIDR: &str = "10.128.0.0/9";
 const PORT: u16 = 80;
 pub(crate) const TARGET_PORT: u16 = 8080;
-/// Pods of a node.
+/// The number of pods per node.
 const PODS: u32 = 50;
-/// One service in so many has a node port, one UDP.
+/// One in this many Services has a node port, and one is UDP.
 const EVERY: u32 = 10;
 const NODE_PORTS: u32 = 2_768;
 
@@ -37,7 +36,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// How many rows the maps have in the end: frontends (with one for each ClusterIP), services,
+    /// Returns the final numbers of rows in the maps: frontends (with one per ClusterIP), services,
     /// slots.
     pub(crate) fn rows(&self) -> [usize; 3] {
         let node_ports = (0..self.services).filter(|nth| has_node_port(*nth)).count();
@@ -92,7 +91,7 @@ impl Cluster {
         })
     }
 
-    /// With the address of the last endpoint, where it is not what it was in the beginning.
+    /// Returns an EndpointSlice; `last` replaces the address of its last endpoint.
     pub(crate) fn slice(&self, nth: u32, last: Option<Ipv4Addr>) -> Value {
         let service = name(nth);
         let first = nth * self.endpoints;
@@ -130,8 +129,7 @@ impl Cluster {
         })
     }
 
-    /// Returns the same as an Endpoints object, for proxies that know no EndpointSlices of version
-    /// v1.
+    /// Returns the same as an Endpoints object, for proxies without EndpointSlices v1.
     pub(crate) fn endpoints_object(&self, nth: u32, last: Option<Ipv4Addr>) -> Value {
         let addresses: Vec<_> = self
             .port(nth, last)
@@ -150,12 +148,11 @@ impl Cluster {
         })
     }
 
-    /// Returns where clients dial the Service.
+    /// Returns the address that clients of the Service dial.
     pub(crate) fn frontend(nth: u32) -> SocketAddrV4 {
         SocketAddrV4::new(cluster_ip(nth), PORT)
     }
 
-    /// Returns the frontend of the last Service.
     pub(crate) fn last_frontend(&self) -> FrontendKey<Addr4> {
         service_port(self.services.saturating_sub(1))
     }
@@ -165,7 +162,7 @@ impl Cluster {
         plus(ENDPOINTS, nth * self.endpoints)
     }
 
-    /// Returns what kube-proxy makes its rules of. `last` is as in [`Self::slice`].
+    /// Returns the port for kube-proxy's rules. `last` is as in [`Self::slice`].
     pub(crate) fn port(&self, nth: u32, last: Option<Ipv4Addr>) -> ServicePort {
         let addr = |of_service: u32| {
             let newcomer = last.filter(|_| of_service + 1 == self.endpoints);
@@ -189,7 +186,7 @@ impl Cluster {
         }
     }
 
-    /// The row of the last endpoint: key and value.
+    /// Returns the row of the last endpoint: key and value.
     pub(crate) fn last_slot(&self, nth: u32, last: Ipv4Addr) -> (SlotKey<Addr4>, Backend<Addr4>) {
         let index =
             u16::try_from(self.endpoints - 1).expect("as many endpoints as a service may have");
@@ -200,7 +197,7 @@ impl Cluster {
     }
 }
 
-/// The address of the `nth` endpoint that comes later.
+/// Returns the address of the `nth` new endpoint.
 pub(crate) fn newcomer(nth: u32) -> Ipv4Addr {
     plus(NEWCOMERS, nth)
 }
@@ -254,7 +251,6 @@ fn node_port(nth: u32) -> u16 {
     30_000 + u16::try_from(nth / EVERY).expect("as many as there are node ports")
 }
 
-/// Returns true if no client of TCP may dial the Service.
 pub(crate) fn is_udp(nth: u32) -> bool {
     nth % EVERY == 5
 }
@@ -267,7 +263,7 @@ fn uid(kind: &str, nth: u32) -> String {
     format!("{:08x}-0000-4000-8000-{nth:012x}", kind.len())
 }
 
-/// Makes managed fields as large as those of the kind are.
+/// Makes managed fields of realistic size.
 fn managed(manager: &str, fields: &[&str]) -> Value {
     let fields: serde_json::Map<_, _> = fields
         .iter()

@@ -1,4 +1,4 @@
-//! Endpoints that come and go: how soon the kernel knows.
+//! Changing endpoints: the delay until the kernel has them.
 
 use std::sync::mpsc;
 use std::thread;
@@ -16,35 +16,35 @@ use super::cluster::{Cluster, newcomer};
 use super::fixture::{Fixture, millis};
 use super::process::{Memory, Process};
 
-/// Some time with so many changes a second.
+/// A phase with changes at a rate.
 #[derive(Clone, Debug, Serialize)]
 pub struct Changes {
     pub per_second: u32,
-    /// Changes that were made, each of one endpoint of one slice.
+    /// The number of changes, each of one endpoint of one slice.
     pub count: usize,
     /// From the event to the map.
     pub p50_ms: f64,
     pub p99_ms: f64,
     pub max_ms: f64,
-    /// The agent's CPU time, of one core; and for one change.
+    /// The agent's CPU time as a share of a core. The CPU time per change follows.
     pub cpu_percent: f64,
     pub cpu_us_per_change: f64,
     pub bytes_per_change: f64,
     pub memory: Memory,
 }
 
-/// How long a change may take.
+/// Time limit for a change.
 const LOST: Duration = Duration::from_secs(20);
-/// The pause between looks at the map. Looking without a pause would take a processor from the
-/// measured processes.
+/// The pause between reads of the map. Reading without a pause would take a CPU from the measured
+/// processes.
 const LOOK: Duration = Duration::from_micros(20);
-/// The addresses that a change a second has for itself: more than seconds are measured. All of them
-/// are in the cluster's range of pods.
+/// The addresses reserved per change a second: more than measured seconds. All are in the
+/// cluster's pod range.
 const APART: u32 = 100;
-/// Services far from each other come after each other: a prime.
+/// A prime, so that consecutive changes affect distant Services.
 const STRIDE: u32 = 7_919;
 
-/// An event that the server has made.
+/// An event: its number, and the time at which the server made it.
 type Sent = (u64, Instant);
 
 pub(crate) fn measure(
@@ -74,7 +74,7 @@ pub(crate) fn measure(
             let addr = newcomer(nth + per_second * APART);
             let mut slice = cluster.slice(service, Some(addr));
             thread::sleep((began + interval * nth).saturating_duration_since(Instant::now()));
-            // No other change is made meanwhile: this one's version is the next.
+            // No concurrent change is made, so this change has the next version.
             expected
                 .send((
                     fixture.server.version() + 1,
@@ -114,7 +114,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Notes the time of the change, as the controller of EndpointSlices does.
+/// Sets the trigger time annotation, like the EndpointSlice controller.
 pub(crate) fn trigger(slice: &mut Value) {
     slice["metadata"]["annotations"]["endpoints.kubernetes.io/last-change-trigger-time"] =
         json!(jiff::Timestamp::now().to_string());
@@ -123,8 +123,8 @@ pub(crate) fn trigger(slice: &mut Value) {
 /// A row of `SLOTS4`.
 type Row = (SlotKey<Addr4>, Backend<Addr4>);
 
-/// From each event to its row, or to that of a later change of the same Service, which has a higher
-/// address up to `newest`. The map is looked at only while there is something to come.
+/// Measures from each event to its row, or to the row of a later change of the same Service, which
+/// has a higher address up to `newest`. Reads the map only while an event is pending.
 fn watch(
     slots: &HashMap<MapData, SlotKey<Addr4>, Backend<Addr4>>,
     events: &mpsc::Receiver<Sent>,

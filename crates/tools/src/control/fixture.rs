@@ -24,8 +24,7 @@ use testbed::apiserver::{ApiServer, Options};
 use testbed::http::METRICS;
 use testbed::netns::NetNs;
 
-/// The time that the agent may take for its start. An emulated machine takes minutes for 100,000
-/// Services.
+/// Time limit for the agent's start. An emulated machine takes minutes for 100,000 Services.
 const DEADLINE: Duration = Duration::from_secs(600);
 
 pub(crate) struct Fixture {
@@ -90,8 +89,8 @@ impl Fixture {
         self.spawn(&[])?.healthy()
     }
 
-    /// Starts kpx and waits until it has done what the cluster asks for. After the time `settled`,
-    /// a start has no more effects.
+    /// Starts kpx and waits until the cluster is programmed. After the time `settled`, a start has
+    /// no more effects.
     pub(crate) fn start(
         &self,
         cluster: &Cluster,
@@ -124,7 +123,7 @@ impl Fixture {
         Ok((kpx, start))
     }
 
-    /// Waits until the maps have all rows, and returns the time at which they had.
+    /// Waits until the maps have all rows, and returns the time.
     fn programmed(&self, kpx: &mut Agent, cluster: &Cluster) -> Result<Instant> {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -132,8 +131,8 @@ impl Fixture {
                 bail!("kpx has ended: {status}");
             }
             let now = Instant::now();
-            // Frontends come last. A walk through all rows would take a CPU from the agent, so one
-            // of them is waited for.
+            // Frontends come last. Reading all rows would take a CPU from the agent, so one
+            // frontend is polled.
             if let Ok(frontends) = self.map::<FrontendKey<Addr4>, Frontend<Addr4>>(IPV4.frontends)
                 && frontends.get(&cluster.last_frontend(), 0).is_ok()
             {
@@ -166,7 +165,7 @@ impl Fixture {
         Ok(HashMap::try_from(Map::from_map_data(map)?)?)
     }
 
-    /// Returns the memory of all pinned maps, in bytes, as the kernel counts it.
+    /// Returns the kernel's memory of all pinned maps in bytes.
     pub(crate) fn map_memory(&self) -> Result<u64> {
         let folder = self.netns.bpf_dir().join("v2/maps");
         let mut bytes = 0;
@@ -185,7 +184,6 @@ impl Fixture {
         Ok(bytes)
     }
 
-    /// Measures a kpx for which nothing happens.
     pub(crate) fn idle(&self, kpx: &Agent, duration: Duration) -> Result<Idle> {
         let process = Process(kpx.pid());
         let meter = self.server.meter();
@@ -200,7 +198,7 @@ impl Fixture {
     }
 }
 
-/// Makes a node's namespace. `eth1` is the other end of its `eth0`.
+/// Makes a node's namespace. `eth1` is the peer of its `eth0`.
 pub(crate) fn node() -> Result<NetNs> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let nth = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -229,7 +227,7 @@ pub(crate) fn end(kpx: Agent) -> Result<()> {
     kpx.stop()
 }
 
-/// Tells if a map has so many rows.
+/// Returns true if a map has this number of rows.
 fn rows<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>, expected: usize) -> bool {
     let mut seen = 0;
     map.keys().all(|key| {

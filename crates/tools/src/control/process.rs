@@ -1,4 +1,4 @@
-//! The resources of a process, as the kernel counts them.
+//! The resources of a process, from `/proc`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,9 +17,9 @@ pub(crate) struct Process(pub(crate) Pid);
 pub struct Memory {
     /// `VmRSS`.
     pub resident: u64,
-    /// The part of it that belongs to no file.
+    /// The part without a file.
     pub anonymous: u64,
-    /// The most that was ever resident, `VmHWM`.
+    /// The peak, `VmHWM`.
     pub peak: u64,
 }
 
@@ -44,20 +44,19 @@ impl Process {
         })
     }
 
-    /// The CPU time of all its threads so far, those that have ended among them.
+    /// Returns the CPU time of all threads, including ended threads.
     pub(crate) fn cpu(self) -> Result<Duration> {
         // Fields 14 and 15: user and system time.
         self.cpu_of(2)
     }
 
-    /// The same with the children that it has waited for, such as tools that it ran.
+    /// Returns the same with waited-for children, such as tools.
     pub(crate) fn cpu_with_children(self) -> Result<Duration> {
         // Fields 16 and 17 are those of children.
         self.cpu_of(4)
     }
 
-    /// Returns the share of a core, in percent, that it and the tools that it runs take from now
-    /// on, for so long.
+    /// Measures the share of a core, in percent, of it and its tools during `time`.
     pub(crate) fn share(self, time: Duration) -> Result<f64> {
         let before = self.cpu_with_children()?;
         let began = Instant::now();
@@ -66,8 +65,8 @@ impl Process {
         Ok(100.0 * cpu.as_secs_f64() / began.elapsed().as_secs_f64())
     }
 
-    /// Adds so many fields of `/proc/PID/stat` from the 14th on. They are counted after the name,
-    /// which may have blanks.
+    /// Sums fields of `/proc/PID/stat` from the 14th on. Counting begins after the name, which may
+    /// contain spaces.
     fn cpu_of(self, fields: usize) -> Result<Duration> {
         let text = self.read("stat")?;
         let (_, after) = text.rsplit_once(')').context("no name in /proc/PID/stat")?;
@@ -81,12 +80,12 @@ impl Process {
         ))
     }
 
-    /// The CPU time of the threads that there are, exactly. Time of a thread that ends is lost, so
-    /// that only short spans can be measured.
+    /// Returns the exact CPU time of the live threads. The time of an ended thread is lost, so only
+    /// short intervals can be measured.
     pub(crate) fn cpu_of_threads(self) -> Result<Duration> {
         let mut nanos = 0;
         for thread in fs::read_dir(self.path("task")).context("list threads")? {
-            // It may end while we look.
+            // A thread may end while its file is read.
             let Ok(text) = fs::read_to_string(thread?.path().join("schedstat")) else {
                 continue;
             };
@@ -109,7 +108,7 @@ impl Process {
     }
 }
 
-/// `USER_HZ`, which is part of the kernel's interface.
+/// `USER_HZ`, part of the kernel's ABI.
 const CLOCK_TICKS: u64 = 100;
 
 #[cfg(test)]

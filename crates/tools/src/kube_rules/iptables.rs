@@ -1,11 +1,11 @@
-//! kube-proxy's mode iptables.
+//! kube-proxy's iptables mode.
 
 use std::fmt::{self, Write};
 use std::net::SocketAddrV4;
 
 use super::{MASQUERADE, Rules, ServicePort, hash};
 
-/// Above so many endpoints kube-proxy leaves comments out of their rules.
+/// Above this number of endpoints kube-proxy omits comments from their rules.
 const LARGE: usize = 1000;
 const HASH: usize = 16;
 
@@ -15,8 +15,8 @@ pub(super) fn text(rules: &Rules) -> String {
     text
 }
 
-/// Returns what leads a service port to its endpoints of now, and deletes the chains of those that
-/// are gone.
+/// Returns the rules from a service port to its current endpoints, and the deletions of the chains
+/// of removed endpoints.
 pub(super) fn change(rules: &Rules, port: &ServicePort, gone: &[SocketAddrV4]) -> String {
     let mut text = String::from("*nat\n");
     let is_large = is_large(rules);
@@ -170,7 +170,7 @@ fn service(rules: &Rules, port: &ServicePort, large: bool, text: &mut String) ->
             }
         };
         let said = comment(format!(r#""{name} -> {at}""#));
-        // One of the endpoints that are left; the last needs no dice.
+        // Each rule selects among the remaining endpoints; the last rule needs no probability.
         let dice = (nth + 1 < count).then(|| {
             format!(
                 " -m statistic --mode random --probability {:.10}",
@@ -196,7 +196,7 @@ fn service(rules: &Rules, port: &ServicePort, large: bool, text: &mut String) ->
     Ok(())
 }
 
-/// The end of a chain's name.
+/// Returns the suffix of a chain's name.
 fn id(port: &ServicePort, endpoint: Option<&SocketAddrV4>) -> String {
     let endpoint = endpoint.map(SocketAddrV4::to_string).unwrap_or_default();
     hash(

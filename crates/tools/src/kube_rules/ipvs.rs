@@ -1,34 +1,33 @@
-//! kube-proxy's mode ipvs: virtual servers, sets of what is served, and the few rules that look
-//! into these sets.
+//! kube-proxy's IPVS mode: virtual servers, ipsets of the served addresses, and a few rules with
+//! these sets.
 
 use std::fmt::{Display, Write};
 use std::net::Ipv4Addr;
 
 use super::{MASQUERADE, Proto, Rules, ServicePort};
 
-/// The settings that kube-proxy makes on a node, below `/proc/sys/net`.
+/// The sysctls that kube-proxy sets, below `/proc/sys/net`.
 pub const SETTINGS: [(&str, &str); 3] = [
     ("ipv4/vs/conntrack", "1"),
     ("ipv4/vs/expire_nodest_conn", "1"),
     ("ipv4/vs/expire_quiescent_template", "1"),
 ];
 
-/// In the order in which they are to be loaded: rules name sets.
+/// In loading order: rules refer to sets.
 #[derive(Clone, Debug)]
 pub struct Ipvs {
-    /// Lines of `ip` commands: ClusterIPs are addresses of the node, on a device from which no
-    /// packet comes.
+    /// Lines of `ip` commands: ClusterIPs are addresses of the node, on a dummy device.
     pub device: String,
-    /// For `ipset restore`.
+    /// The input of `ipset restore`.
     pub sets: String,
-    /// For `ipvsadm --restore`.
+    /// The input of `ipvsadm --restore`.
     pub servers: String,
-    /// For `iptables-restore --noflush`.
+    /// The input of `iptables-restore --noflush`.
     pub iptables: String,
 }
 
 const HASH: &str = "family inet hashsize 1024 maxelem 65536";
-/// Name and kind; all are there, whether something is in them or not.
+/// Name and type; empty sets exist too.
 const SETS: [(&str, &str); 17] = [
     ("KUBE-LOOP-BACK", "hash:ip,port,ip"),
     ("KUBE-CLUSTER-IP", "hash:ip,port"),
@@ -51,7 +50,7 @@ const SETS: [(&str, &str); 17] = [
 
 pub(super) fn all(rules: &Rules) -> Ipvs {
     let mut addresses: Vec<_> = rules.ports.iter().map(|port| port.cluster_ip).collect();
-    addresses.dedup(); // A Service's ports stand together.
+    addresses.dedup(); // A Service's ports are adjacent.
     Ipvs {
         device: device(&addresses),
         sets: sets(rules, &addresses),
@@ -116,7 +115,7 @@ fn sets(rules: &Rules, addresses: &[Ipv4Addr]) -> String {
     text
 }
 
-/// A virtual server for each frontend, each with all endpoints.
+/// Returns a virtual server per frontend, each with all endpoints.
 fn servers(rules: &Rules) -> String {
     let mut text = String::new();
     for ServicePort {
@@ -149,7 +148,7 @@ fn servers(rules: &Rules) -> String {
 fn tables(rules: &Rules) -> String {
     let mut numbers = String::new();
     for (proto, name) in [(Proto::Tcp, "TCP"), (Proto::Udp, "UDP")] {
-        // Nothing looks into a set in which nothing is.
+        // kube-proxy adds no rule for an empty set.
         if rules
             .ports
             .iter()

@@ -1,4 +1,4 @@
-//! kube-proxy's mode nftables.
+//! kube-proxy's nftables mode.
 
 use std::fmt::{self, Write};
 use std::net::SocketAddrV4;
@@ -20,8 +20,8 @@ pub(super) fn text(rules: &Rules) -> String {
     text
 }
 
-/// Returns what leads a service port to its endpoints of now, and deletes the chains of those that
-/// are gone.
+/// Returns the rules from a service port to its current endpoints, and the deletions of the chains
+/// of removed endpoints.
 pub(super) fn change(rules: &Rules, port: &ServicePort, gone: &[SocketAddrV4]) -> String {
     let external = port.node_port.map(|_| "external");
     let mut text = String::new();
@@ -48,7 +48,7 @@ fn maps(rules: &Rules, text: &mut String) -> fmt::Result {
         .iter()
         .map(|port| port.cluster_ip.to_string())
         .collect();
-    addresses.dedup(); // A Service's ports stand together.
+    addresses.dedup(); // A Service's ports are adjacent.
     let services = rules.ports.iter().map(|port| {
         format!(
             "{} . {} . {} : goto {}",

@@ -1,4 +1,4 @@
-//! Against rules that were taken down from kube-proxy: see `tests/churn/kube_proxy`.
+//! Compares with rules recorded from kube-proxy: see `tests/churn/kube_proxy`.
 
 use std::collections::BTreeSet;
 
@@ -50,7 +50,7 @@ fn fill(template: &str) -> String {
     text.replace("SECOND_IP", "10.244.1.4")
 }
 
-/// Lines without their places, as chains may be filled in any order, and chains without their
+/// Lines without their order, because chains may be filled in any order, and chains without their
 /// hashes, which the templates leave open.
 fn lines(text: &str) -> BTreeSet<String> {
     let word = |word: &str| {
@@ -87,7 +87,7 @@ fn mode_iptables_has_its_shape() {
             "../../../../tests/lab/churn/kube_proxy/iptables.txt"
         )))
     );
-    // In order: a rule's place in a chain counts.
+    // In order: a rule's position in a chain matters.
     let place = |what: &str| text.find(what).unwrap();
     assert!(place("80 -j KUBE-SVC-") < place("this must be the last rule"));
     assert!(place("! -s 10.244.0.0/16") < place("statistic"));

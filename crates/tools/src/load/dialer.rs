@@ -1,7 +1,6 @@
-//! New connections at a steady rate, each for one request and its answer.
+//! New connections at a constant rate, each for one request and its answer.
 //!
-//! The rate does not depend on the connections' fate (an open loop), as with clients that know
-//! nothing of each other.
+//! The rate does not depend on the connections' fate (an open loop), as with independent clients.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -17,9 +16,10 @@ use mio::{Events, Interest, Poll, Token};
 use super::results::{Fault, Results};
 use testbed::netns::NetNs;
 
-/// Opened at once at most, so that the answers of others are not kept waiting when the thread was.
+/// The maximum number of connections opened at once, so that a delayed thread does not delay other
+/// answers.
 const BURST: usize = 32;
-/// How often connections beyond the deadline are looked for.
+/// Time between two checks for connections beyond the deadline.
 const REVIEW: Duration = Duration::from_millis(100);
 /// The payload of every request; see [`testbed::echo`] for the form of requests and answers.
 const PAYLOAD: [u8; 16] = *b"soak-of-16-bytes";
@@ -28,15 +28,15 @@ const PAYLOAD: [u8; 16] = *b"soak-of-16-bytes";
 pub struct Plan {
     /// Dialled in turn.
     pub targets: Vec<SocketAddr>,
-    /// New connections a second.
+    /// New connections per second.
     pub rate: u32,
-    /// How long an exchange may take until it counts as failed.
+    /// The time after which an exchange counts as failed.
     pub deadline: Duration,
-    /// The check that a backend may answer a connection.
+    /// Returns true if the backend may answer the connection.
     pub allowed: Box<dyn Fn(&Exchange) -> bool + Send>,
 }
 
-/// A request that was answered.
+/// An answered request.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange<'a> {
     pub target: SocketAddr,
@@ -45,14 +45,14 @@ pub struct Exchange<'a> {
     pub answered: Instant,
 }
 
-/// Dials until it is told to finish.
+/// Dials until `finish`.
 pub struct Dialer {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Results>>,
 }
 
 impl Dialer {
-    /// Starts to dial from inside `ns`.
+    /// Starts to dial inside `ns`.
     pub fn start(ns: &NetNs, plan: Plan) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
@@ -60,7 +60,7 @@ impl Dialer {
         Ok(Self { stop, thread })
     }
 
-    /// Dials no more, waits for what is open still, and says how all went.
+    /// Stops dialling, waits for open connections, and returns the results.
     pub fn finish(self) -> Result<Results> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread
@@ -132,7 +132,7 @@ impl Work {
         }
     }
 
-    /// Dials what should have been dialled by now. Returns when the next connection is due.
+    /// Dials the due connections. Returns the due time of the next connection.
     fn dial_due(&mut self, started: Instant) -> Instant {
         let due = |nth: u64| {
             started + Duration::from_nanos(1_000_000_000 * nth / u64::from(self.plan.rate))
@@ -182,7 +182,7 @@ impl Work {
     }
 
     fn proceed(&mut self, token: usize) {
-        // It may have ended by an earlier event of the same round.
+        // An earlier event of the same round may have ended it.
         let Some(connection) = self.open.get_mut(token).and_then(Option::as_mut) else {
             return;
         };
@@ -282,7 +282,7 @@ impl Connection {
     }
 }
 
-/// The handshake is not over.
+/// Returns true while the handshake is unfinished.
 fn is_early(error: &io::Error) -> bool {
     matches!(
         error.kind(),

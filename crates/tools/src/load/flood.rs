@@ -1,5 +1,5 @@
-//! Pairs of packets from random sources, as many as one core can send: SYNs, and ACKs that do not
-//! know what was answered; or a datagram, and another one.
+//! Pairs of packets from random sources, at the full speed of a core: a SYN and an ACK with a
+//! guessed number, or two datagrams.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -23,38 +23,35 @@ use rand::{Rng, SeedableRng};
 use testbed::lab::Host;
 use testbed::netns::NetNs;
 
-/// The network of the sources: 198.18.0.0/15, set apart for such things by RFC 2544.
+/// The network of the sources: 198.18.0.0/15, reserved for benchmarks by RFC 2544.
 const SOURCES: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const SOURCES_LEN: u8 = 15;
 /// The lengths of an Ethernet header, and of an IPv4 header without options.
 const ETHERNET: usize = 14;
 const IP: usize = 20;
-/// Between looks at whether to stop.
+/// Packets between two checks of the stop flag.
 const BATCH: usize = 256;
-/// Pairs that begin between the first and the second packet of one.
+/// The number of pairs begun between the two packets of a pair.
 const LEAD: usize = 512;
-/// The payload of a datagram.
 const PAYLOAD: &[u8] = b"flood of datagrams";
 
-/// Sends until it is told to finish.
+/// Sends until `finish`.
 pub struct Flood {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Vec<u64>>>,
     started: Instant,
 }
 
-/// Two packets in one name. The second one is sent without a look at what was answered to the
-/// first.
+/// Two packets of the same source. The second is sent without reading the answer to the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pair {
     /// A SYN, and an ACK.
     Handshake,
-    /// Two datagrams.
     Datagrams,
 }
 
 impl Flood {
-    /// From `host`'s eth0 to that address of a neighbour, whose eth0 is on the same segment.
+    /// Sends from `host`'s eth0 to an address of a neighbour, whose eth0 is on the same segment.
     pub fn start(host: &Host, neighbour: &NetNs, to: SocketAddrV4, kinds: &[Pair]) -> Result<Self> {
         let from = link_addr(&host.ns, "eth0")?;
         let next_hop = link_addr(neighbour, "eth0")?;
@@ -88,7 +85,7 @@ impl Flood {
         })
     }
 
-    /// How many pairs of each kind were sent, and in which time.
+    /// Returns the numbers of pairs sent by kind, and the duration.
     pub fn finish(self) -> Result<(Vec<u64>, Duration)> {
         self.stop.store(true, Ordering::Relaxed);
         let sent = self
@@ -99,10 +96,9 @@ impl Flood {
     }
 }
 
-/// The packets of one kind.
 struct Pairs {
     frames: [Frame; 2],
-    /// The names whose second packet is to come.
+    /// The sources whose second packet is pending.
     begun: VecDeque<u64>,
     sent: u64,
 }
@@ -116,7 +112,7 @@ impl Pairs {
         }
     }
 
-    /// Sends the first packet in a new name, or the second one in the oldest.
+    /// Sends the first packet of a new source, or the second packet of the oldest.
     fn send(&mut self, socket: &OwnedFd, random: &mut SmallRng) -> Result<()> {
         let begun = if self.begun.len() > LEAD {
             self.begun.pop_front()
@@ -162,18 +158,17 @@ fn link_addr(ns: &NetNs, device: &str) -> Result<LinkAddr> {
     link?.with_context(|| format!("no device {device} in {}", ns.name()))
 }
 
-/// A packet whose source is yet to be filled in.
+/// A packet with a variable source.
 struct Frame {
     bytes: Vec<u8>,
-    /// The sums that the checksums are made of, but for the source.
+    /// The checksums' sums without the source.
     ip_sum: u32,
     sum: u32,
-    /// Where the second checksum is, from the beginning of the frame.
+    /// The offset of the transport checksum in the frame.
     sum_at: usize,
 }
 
 impl Frame {
-    /// Returns the packets of a pair.
     fn pair(kind: Pair, from: [u8; 6], next_hop: [u8; 6], to: SocketAddrV4) -> Result<[Self; 2]> {
         let ip = || {
             PacketBuilder::ethernet2(from, next_hop).ipv4(SOURCES.octets(), to.ip().octets(), 64)
@@ -198,7 +193,7 @@ impl Frame {
 
     fn new(bytes: Vec<u8>, sum_at: usize) -> Self {
         let checksum = |at: usize| u32::from(!u16::from_be_bytes([bytes[at], bytes[at + 1]]));
-        // One's complement: to subtract is to add what is inverted.
+        // One's complement: subtracting is adding the inverse.
         let without = |sum: u32| {
             sum + SOURCES
                 .octets()
@@ -216,7 +211,7 @@ impl Frame {
         }
     }
 
-    /// From the source that these random bits stand for.
+    /// Returns the packet with the source derived from these random bits.
     fn from(&mut self, random: u64) -> &[u8] {
         let host = (random >> 16) as u32 & (u32::MAX >> SOURCES_LEN);
         let source = (u32::from(SOURCES) | host).to_be_bytes();
@@ -276,7 +271,8 @@ mod tests {
         }
     }
 
-    /// Takes a function that checks what is behind the IP header, and returns its ports.
+    /// Checks the frame with a function that checks the bytes after the IP header and returns its
+    /// ports.
     fn check(frame: &mut Frame, behind_ip: impl Fn(&Ipv4Header, &[u8]) -> [u16; 2]) {
         let mut sources = BTreeSet::new();
         for random in [

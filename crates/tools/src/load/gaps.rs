@@ -1,13 +1,13 @@
-//! Stretches in which a stream heard nothing, and which of them another stream was spared.
+//! Gaps in the arrivals of a stream, and the gaps that other streams do not share.
 //!
-//! On a busy machine every stream stands still now and then, because no thread ran that sends,
-//! answers or forwards. Streams that take turns on the same threads stand still together then. What
-//! only some of them suffer has another cause.
+//! On a busy machine every stream pauses now and then, because a thread that sends, answers or
+//! forwards did not run. Streams on the same threads pause together. A gap of only some of them has
+//! another cause.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
-/// Between two packets. Times are since the epoch.
+/// The time between two packets, since the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
     pub start: Duration,
@@ -23,7 +23,7 @@ impl Gap {
 /// The gaps of one stream, in order.
 #[derive(Clone, Debug)]
 pub struct Gaps {
-    /// The length of a gap when nothing is wrong: the time between two packets as they are sent.
+    /// The interval of packets as sent.
     pub tick: Duration,
     last: Option<Duration>,
     /// The gaps longer than one and a half ticks.
@@ -39,7 +39,7 @@ impl Gaps {
         }
     }
 
-    /// Records a packet, at that time since the epoch.
+    /// Records a packet's arrival, in time since the epoch.
     pub fn arrived(&mut self, at: Duration) {
         if let Some(start) = self.last
             && at.saturating_sub(start) > self.tick * 3 / 2
@@ -53,8 +53,8 @@ impl Gaps {
         self.long.iter().map(Gap::length).max().unwrap_or(self.tick)
     }
 
-    /// By how much this stream stood still longer than every other one at the time, largest first.
-    /// Others stand still for a tick at any time.
+    /// Returns the excess of this stream's gaps over those of every other stream at the same time,
+    /// largest first. Other streams always have gaps of a tick.
     pub fn excess<'a>(
         &self,
         others: impl Iterator<Item = &'a Self> + Clone,
@@ -72,7 +72,7 @@ impl Gaps {
         all
     }
 
-    /// The longest gap that overlaps another one.
+    /// Returns the longest gap that overlaps `gap`.
     fn longest_during(&self, gap: &Gap) -> Duration {
         let first = self.long.partition_point(|own| own.end < gap.start);
         let overlapping = self.long[first..]
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn gap_of_all_streams_counts_for_none() {
         assert_eq!(excess(&[1, 2, 9, 10], &[&[1, 2, 9, 10]]), [0]);
-        // The machine stood still between the two packets of a tick.
+        // The machine paused between the two packets of a tick.
         assert_eq!(excess(&[1, 2, 9, 10], &[&[1, 8, 9, 10]]), [0]);
     }
 

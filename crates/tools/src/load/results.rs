@@ -1,4 +1,4 @@
-//! How the connections of a dialer went.
+//! The results of a dialer's connections.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,18 +10,18 @@ use nix::errno::Errno;
 
 use super::dialer::Exchange;
 
-/// The number of faults that are described; all are counted.
+/// The maximum number of described faults; all are counted.
 const TOLD: usize = 12;
 
-/// Why a connection counts as failed.
+/// The reason of a failed connection.
 #[derive(Debug)]
 pub(super) enum Fault {
     Io(io::Error),
-    /// At which step.
+    /// The step that was too late.
     Late(&'static str),
-    /// By FIN, before the answer was complete.
+    /// By a FIN before the answer was complete.
     Closed,
-    /// Another answer than what was asked for.
+    /// Another answer than expected.
     Corrupt,
 }
 
@@ -42,16 +42,16 @@ impl fmt::Display for Fault {
 #[derive(Clone, Debug)]
 pub struct Results {
     started: Instant,
-    /// How long there was dialling.
+    /// The duration of dialling.
     pub lasted: Duration,
     pub dialled: u64,
     pub ok: u64,
-    /// By reason: an errno's name, or words.
+    /// By reason: an errno's name, or a text.
     pub failed: BTreeMap<String, u64>,
-    /// Answered by a backend that was none of those that might.
+    /// The answers of backends that were not allowed.
     pub wrong: u64,
     pub by_backend: BTreeMap<String, u64>,
-    /// How far the dialler was behind its rate at worst: the machine had no time for it.
+    /// The maximum delay of the dialler behind its rate: the machine was too slow.
     pub behind: Duration,
     /// The first faults, with the time since the start.
     pub told: Vec<String>,
@@ -110,13 +110,13 @@ impl Results {
         }
     }
 
-    /// All but the answered ones.
+    /// Returns the number of connections without a correct answer.
     pub fn failures(&self) -> u64 {
         self.failed.values().sum()
     }
 
-    /// By RST: of those that stood (`ECONNRESET`), and in place of an answer to SYN
-    /// (`ECONNREFUSED`).
+    /// Returns the number of RSTs on established connections (`ECONNRESET`) and in response to a
+    /// SYN (`ECONNREFUSED`).
     pub fn resets(&self) -> u64 {
         ["ECONNRESET", "ECONNREFUSED"]
             .iter()
@@ -124,8 +124,8 @@ impl Results {
             .sum()
     }
 
-    /// Answered, but so much later than others that one of their packets must have been lost and
-    /// sent again.
+    /// Returns the number of answers beyond the threshold: a packet must have been lost and
+    /// retransmitted.
     pub fn slow(&self, threshold: Duration) -> u64 {
         let limit = self.time(0.5) + threshold;
         self.times
@@ -134,7 +134,7 @@ impl Results {
             .count() as u64
     }
 
-    /// Within which that part of the exchanges was over: 0.5 for the median, 1.0 for the slowest.
+    /// Returns the quantile `part` of the exchanges' durations: 0.5 is the median, 1.0 the maximum.
     pub fn time(&self, part: f64) -> Duration {
         let mut times = self.times.clone();
         if times.is_empty() {

@@ -1,4 +1,4 @@
-//! One long stream: numbered records to an echo server, and what comes back of them.
+//! A long stream: numbered records to an echo server, and its answers.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
@@ -19,18 +19,18 @@ use super::gaps::Gaps;
 use testbed::echo::Protocol;
 use testbed::lab::{Family, Host};
 
-/// How long a stream may take to begin.
+/// Time limit for opening a stream.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// How a stream went.
+/// The results of a stream.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub sent: u64,
     pub received: u64,
     pub duplicated: u64,
-    /// Came after one that was sent later.
+    /// Arrived after a record that was sent later.
     pub reordered: u64,
-    /// By errno's name, or words. TCP: the stream has ended by it.
+    /// By errno's name, or a text. An error ends a TCP stream.
     pub errors: BTreeMap<String, u64>,
     pub gaps: Gaps,
     /// By number.
@@ -66,7 +66,7 @@ impl Seen {
             Some(times) => {
                 *times = 1;
                 self.received += 1;
-                // All later ones are missing still, unless this one was overtaken.
+                // All later records are missing, unless a later record overtook this record.
                 self.reordered += u64::from(
                     self.times_seen[number as usize + 1..]
                         .iter()
@@ -97,7 +97,7 @@ pub(super) enum Link {
 
 pub(super) struct Stream {
     link: Link,
-    /// The number of ticks from packet to packet.
+    /// The number of ticks between packets.
     pub(super) every: u32,
     tick: Duration,
     pub(super) seen: Seen,
@@ -147,7 +147,7 @@ impl Stream {
         }
     }
 
-    /// Takes in all that has come by now.
+    /// Reads everything that has arrived.
     pub(super) fn receive(&mut self) {
         loop {
             let came = match &mut self.link {
@@ -165,8 +165,8 @@ impl Stream {
         }
     }
 
-    /// Nothing more will be sent, and what was sent last went out at that time: silence until then
-    /// was a gap.
+    /// Ends the stream. `last_sent` is the time of the last packet: silence until then counts as a
+    /// gap.
     pub(super) fn finish(mut self, last_sent: Duration) -> Seen {
         if self.seen.lost() > 0 || self.is_over() {
             self.seen.gaps.arrived(last_sent + self.tick);
@@ -204,7 +204,7 @@ fn udp(own: SocketAddr, to: SocketAddr) -> io::Result<Link> {
     socket.connect(&to.into())?;
     socket.set_nonblocking(true)?;
     setsockopt(&socket, sockopt::RcvBufForce, &(1 << 20))?;
-    // When the packet came, not when this process ran.
+    // The kernel's timestamp is the packet's arrival, independent of this process' scheduling.
     setsockopt(&socket, sockopt::ReceiveTimestampns, &true)?;
     Ok(Link::Udp(socket))
 }
@@ -220,7 +220,7 @@ fn tcp(to: SocketAddr) -> io::Result<Link> {
     })
 }
 
-/// Sends a packet, and tells if there was room for it.
+/// Sends a packet. Returns false if the socket's buffer is full.
 fn send_tcp(stream: &mut TcpStream, out: &mut Vec<u8>, number: u64) -> io::Result<bool> {
     let room = out.is_empty();
     if room {
@@ -255,7 +255,7 @@ fn receive_udp(socket: &Socket) -> io::Result<(u64, Duration)> {
     Ok((number(&buffer[..length])?, stamp.unwrap_or_else(now)))
 }
 
-/// An answer is a greeting and the record.
+/// Reads an answer: a greeting and the record.
 fn receive_tcp(stream: &mut TcpStream, read: &mut Vec<u8>) -> io::Result<(u64, Duration)> {
     loop {
         if let Some(&length) = read.first()

@@ -1,4 +1,4 @@
-//! Many long streams, all driven by one thread in turns.
+//! Many long streams, driven by one thread in turns.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use super::stream::{Seen, Stream, now};
 use testbed::echo::Protocol;
 use testbed::lab::Host;
 
-/// Between two datagrams of a stream.
+/// The interval of a stream's datagrams.
 const TICK: Duration = Duration::from_millis(1);
-/// A TCP stream sends in every which tick.
+/// A TCP stream sends once in this many ticks.
 const TCP_EVERY: u32 = 5;
-/// How long answers may take to come when nothing more is sent.
+/// The wait for answers after the last packet.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// The purpose of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Goes through kpx.
+    /// Passes kpx.
     Service,
-    /// Goes from pod to pod where no kpx is, at the same time and on the same threads.
+    /// From pod to pod without kpx, at the same time and on the same threads.
     Control,
 }
 
-/// Where a stream goes.
+/// The route of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Route<'a> {
     pub kind: Kind,
@@ -46,14 +46,14 @@ pub struct StreamResults {
     pub seen: Seen,
 }
 
-/// Sends until it is told to finish.
+/// Sends until `finish`.
 pub struct Streams {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<StreamResults>>,
 }
 
 impl Streams {
-    /// Opens all of them, then lets them flow.
+    /// Opens all streams, then starts them.
     pub fn start(routes: &[Route]) -> Result<Self> {
         let open = routes.iter().map(|route| {
             let every = if route.protocol == Protocol::Udp {
@@ -93,7 +93,7 @@ impl Streams {
         })
     }
 
-    /// Sends no more, waits for what is under way, and says how all went.
+    /// Stops sending, waits for packets in flight, and returns the results.
     pub fn finish(self) -> Result<Vec<StreamResults>> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread
@@ -102,7 +102,7 @@ impl Streams {
     }
 }
 
-/// Returns when the last packets went out.
+/// Returns the time of the last packets.
 fn flow(streams: &mut [Stream], stop: &AtomicBool) -> Duration {
     let mut tick = 0_u32;
     let mut next = Instant::now();
@@ -114,7 +114,7 @@ fn flow(streams: &mut [Stream], stop: &AtomicBool) -> Duration {
             }
         }
         tick = tick.wrapping_add(1);
-        // Packets missed while this thread did not run are not sent later.
+        // Packets missed while this thread did not run are not made up for.
         next = (next + TICK).max(Instant::now());
         thread::sleep(next.saturating_duration_since(Instant::now()));
     }

@@ -1,5 +1,5 @@
-//! The events and bytes that one API server sends for a change, by the number of nodes that watch
-//! and by their filters.
+//! The events and bytes that an API server sends for a change, by the number of watching nodes and
+//! by their filters.
 
 use std::net::TcpListener;
 use std::thread;
@@ -16,7 +16,7 @@ use super::figure::{By, Figure, What};
 use super::{Keep, Options};
 use crate::control::cluster::{Cluster, SERVICE_CIDR, newcomer};
 
-/// The cluster's size: how many Services there are matters to no change.
+/// The cluster's size, which has no effect on a change.
 const CLUSTER: Cluster = Cluster {
     services: 200,
     endpoints: 50,
@@ -27,21 +27,21 @@ const AGENTS: [(usize, Names); 3] = [
     (2, [What::Fan2, What::Fan2Events]),
     (4, [What::Fan4, What::Fan4Events]),
 ];
-/// The changes that are counted, and the time between two of them: each comes to all agents before
-/// the next one.
+/// The number of counted changes. The time between two changes follows: each reaches all agents
+/// before the next.
 const CHANGES: u32 = 100;
 const INTERVAL: Duration = Duration::from_millis(10);
-/// A time without a byte, after which all has been sent: agents that compute do not read. And the
-/// longest wait for it.
+/// The time without a byte after which everything has been sent: busy agents do not read. `BUSY`
+/// limits the wait.
 const SENT: Duration = Duration::from_secs(2);
 const BUSY: Duration = Duration::from_secs(30);
-/// The address of the server, as the nodes know it.
+/// The server's address for the nodes.
 const SERVER: &str = "192.0.2.10";
 
-/// The names of the bytes and the events of one change.
+/// The figures of bytes and events per change.
 type Names = [What; 2];
 
-/// A node whose agent watches.
+/// A node with a watching agent.
 struct Node {
     ns: NetNs,
     dir: TempDir,
@@ -147,7 +147,7 @@ impl Node {
         Agent::spawn(&self.ns, command, &run, &log)?.healthy()
     }
 
-    /// Watches all EndpointSlices, without a filter. Nothing else may watch any more.
+    /// Watches all EndpointSlices without a filter. No other client may watch.
     fn watch_all(&self, server: &ApiServer) -> Result<PlainWatch> {
         let are_watched =
             |number| server.wait(BUSY, |traffic| traffic.watches("endpointslices") == number);
@@ -162,10 +162,9 @@ impl Node {
     }
 }
 
-/// Returns the means of the bytes and of the events that the server sends to all clients for one
-/// change.
+/// Returns the mean numbers of bytes and events that the server sends to all clients per change.
 fn sent_for_change(server: &ApiServer, form: fn(Value) -> Value) -> Result<[f64; 2]> {
-    // The first changes tell nothing: a slice that becomes another one may have to go.
+    // The first changes do not count: a slice that changes its form may need a deletion.
     let change = |nth: u32| {
         server.apply_as_is(&form(
             CLUSTER.slice(nth % CLUSTER.services, Some(newcomer(nth))),
@@ -186,7 +185,7 @@ fn sent_for_change(server: &ApiServer, form: fn(Value) -> Value) -> Result<[f64;
     Ok([bytes as f64, events.try_iter().count() as f64].map(|all| all / f64::from(CHANGES)))
 }
 
-/// Waits until the server sends nothing more.
+/// Waits until the server has sent everything.
 fn all_sent(server: &ApiServer) {
     let began = Instant::now();
     let mut before = None;
@@ -200,7 +199,7 @@ fn all_sent(server: &ApiServer) {
     }
 }
 
-/// Marks a slice as one of a headless Service, which no proxy serves.
+/// Labels a slice as belonging to a headless Service, which no proxy serves.
 fn headless(mut slice: Value) -> Value {
     slice["metadata"]["labels"]["service.kubernetes.io/headless"] = json!("");
     slice

@@ -1,4 +1,4 @@
-//! What is measured, by whom it is served, and what was found.
+//! The figures: measured quantity, variant, result.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// One figure of one size of cluster.
+/// A figure of a cluster size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
     pub by: By,
@@ -31,14 +31,14 @@ pub enum By {
     KubeProxyNftables,
 }
 
-/// A value in the unit of its [`What`], or the reason why there is none.
+/// A value in the unit of its [`What`], or the reason for a missing value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Found {
     Value(f64),
-    /// It took longer than so many seconds, and was ended.
+    /// It took longer than this number of seconds, and was ended.
     NotWithin(f64),
-    /// The run began it, and was ended from outside before it was found.
+    /// The run was ended from outside before the result.
     Unfinished,
     Failed(String),
 }
@@ -55,16 +55,16 @@ pub enum What {
     StartCpu,
     /// The bytes that the API server sent until then.
     StartBytes,
-    /// The memory of the agent after the start, and at its peak; of a tool only that.
+    /// The memory of the agent after the start. The peak follows, which is the only memory figure
+    /// of a tool.
     Resident,
     PeakResident,
-    /// The memory of the kernel for maps or rules.
+    /// The kernel's memory for maps or rules.
     KernelMemory,
-    /// The share of a core that the agent takes while nothing changes, with 1,000 quiet
-    /// connections.
+    /// The idle agent's share of a core, with 1,000 quiet connections.
     IdleCpu,
-    /// The longest wait of a packet of an open connection meanwhile, and of one that no node
-    /// forwards.
+    /// The longest wait of a packet of an open connection during the start, and of a connection
+    /// without a node.
     StartWait,
     StartWaitBeside,
     /// From the event to the map, at 100 and at 1,000 changes a second.
@@ -72,37 +72,36 @@ pub enum What {
     Change100P99,
     Change1000P50,
     Change1000P99,
-    /// The CPU time of one change, in microseconds, and its bytes.
+    /// The CPU time per change in microseconds. The bytes per change follow.
     Change1000Cpu,
     ChangeBytes,
     ChangeWait,
     ChangeWaitBeside,
-    /// From the trigger time in the EndpointSlice until it is in force, as the agent's own metric
-    /// has it.
+    /// From the trigger time in the EndpointSlice until it is programmed, from the agent's own
+    /// metric.
     SliMean,
-    /// The upper bound of the metric's bucket that holds the 99th percentile.
+    /// The upper bound of the metric's bucket with the 99th percentile.
     SliP99,
-    /// From one endpoint's change to the first packet of a connection that follows it.
+    /// From an endpoint's change to the first packet of a connection that follows it.
     FirstFollowsP50,
     FirstFollowsMax,
-    /// The whole restart, and what became of connections meanwhile: a count of new ones, of lost
-    /// ones, and the longest time of one.
+    /// The duration of the restart, and the connections during it: new, lost, and the longest
+    /// duration.
     Restart,
     RestartDialled,
     RestartLost,
-    /// The reason of the first loss; missing if there was none.
+    /// The reason of the first loss; missing without a loss.
     RestartLostWhy,
     RestartLongest,
     RestartWait,
     RestartWaitBeside,
     /// The handshake of a connection through a Service, and the ratios of both percentiles to those
-    /// without one.
+    /// without a Service.
     FirstP50,
     FirstP99,
     FirstRatio,
     FirstRatioP99,
-    /// The bytes that the API server sends for one change, and the events, by the number of agents
-    /// that watch.
+    /// The bytes and events that the API server sends per change, by the number of watching agents.
     Fan1,
     Fan1Events,
     Fan2,
@@ -112,7 +111,7 @@ pub enum What {
     /// The same for a slice of a headless Service, with all agents.
     FanHeadless,
     FanHeadlessEvents,
-    /// The same for one client that watches without a filter.
+    /// The same for a client that watches without a filter.
     FanUnfiltered,
     FanUnfilteredEvents,
     FanUnfilteredHeadless,

@@ -18,27 +18,27 @@ use crate::control::cluster::{Cluster, NODE_IP, TARGET_PORT, is_udp, newcomer};
 use crate::control::fixture::{Fixture, end, node};
 use crate::kube_rules::{Proto, ServicePort};
 
-/// The means that are compared with kpx.
+/// The variants compared with kpx.
 const BESIDE: [By; 2] = [By::Nftables, By::IptablesLegacy];
-/// Above so many Services all lead to the chains of one, because tools load the chains of all for
-/// minutes.
+/// Above this number of Services all share one Service's chains, because tools take minutes to load
+/// all chains.
 const WHOLE: u32 = 1_000;
-/// The connections to a Service that one size opens before it is the next one's turn.
+/// The connections per turn of a cluster size.
 const BATCH: usize = 50;
 
-/// The handshakes through Services, and those without, which took turns.
+/// The handshakes through Services, and those without, in turns.
 #[derive(Default)]
 struct Handshakes {
     through: Vec<Duration>,
     direct: Vec<Duration>,
 }
 
-/// A node, and the cluster that it serves.
+/// A node and its cluster.
 struct Site<'a> {
     place: Place<'a>,
     cluster: Cluster,
-    /// The cgroup of the clients' sockets, where the node has an agent: another node's agent does
-    /// not meet them.
+    /// The cgroup of the clients' sockets, on a node with an agent: agents of other nodes do not
+    /// translate them.
     cgroup: Option<Visited>,
 }
 
@@ -100,7 +100,7 @@ fn of_rules(options: &Options, by: By, keep: &mut impl Keep) -> Result<()> {
     compare(options, by, &sites, keep)
 }
 
-/// Loads the rules of so many Services.
+/// Loads the rules of a number of Services.
 fn loaded<'a>(options: &Options, by: By, node: &'a NetNs, services: u32) -> Result<Site<'a>> {
     let cluster = Cluster {
         services,
@@ -108,7 +108,7 @@ fn loaded<'a>(options: &Options, by: By, node: &'a NetNs, services: u32) -> Resu
     };
     let place = Place::around(node, NODE_IP)?;
     let ports = (0..services).map(|nth| {
-        // What leads to the chains of another one has its protocol, and no chains for node ports.
+        // A port that shares another port's chains needs its protocol, and has no node-port chains.
         ServicePort {
             proto: Proto::Tcp,
             node_port: None,
@@ -182,8 +182,7 @@ impl Site<'_> {
         Ok(())
     }
 
-    /// Connects to Services at random, and in turn to endpoints at random, one after the other and
-    /// on one CPU.
+    /// Connects to random Services and random endpoints in turn, sequentially and on one CPU.
     fn handshakes(&self, count: u32, found: &mut Handshakes) -> Result<()> {
         let any = || loop {
             let nth = random_range(0..self.cluster.services);

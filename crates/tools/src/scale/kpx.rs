@@ -21,11 +21,11 @@ use crate::control::events::{self, Changes};
 use crate::control::fixture::{Fixture, end};
 use crate::control::process::Process;
 
-/// The changes whose first packet is waited for.
+/// The number of changes with a measured first packet.
 const FOLLOWED: u32 = 40;
-/// The connections that are open while nothing happens.
+/// The number of open connections of the idle measurement.
 const HELD: usize = 1_000;
-/// The longest wait for a packet that follows a change.
+/// Time limit for a packet that follows a change.
 pub(super) const FOLLOWS: Duration = Duration::from_secs(60);
 
 pub(super) fn measure(
@@ -69,7 +69,7 @@ pub(super) fn measure(
     restart(&fixture, &place, cluster, agent, &probe, options, put)
 }
 
-/// Returns where an endpoint answers streams without a Service.
+/// Returns an endpoint's address for streams without a Service.
 pub(super) fn past(cluster: &Cluster) -> SocketAddrV4 {
     SocketAddrV4::new(cluster.first_endpoint(0), STREAM_PORT)
 }
@@ -88,7 +88,7 @@ pub(super) fn waits(
     Ok(())
 }
 
-/// Returns the share of a core that a proxy takes while nothing changes, beside quiet connections.
+/// Returns an idle proxy's share of a core, with quiet connections.
 pub(super) fn idle(
     proxy: Process,
     place: &Place,
@@ -110,7 +110,7 @@ fn follow(
     Ok(())
 }
 
-/// Puts the median and the longest of times to a first packet.
+/// Records the median and the maximum of the times to a first packet.
 pub(super) fn put_followed(mut times: Vec<Duration>, put: &mut impl FnMut(What, Found)) {
     times.sort_unstable();
     put(What::FirstFollowsP50, times[times.len() / 2].into());
@@ -162,16 +162,16 @@ fn sli(node: &NetNs) -> Result<(f64, f64)> {
     ))
 }
 
-/// A Service of one endpoint that changes, and one with streams.
+/// A Service with one changing endpoint, and a Service for streams.
 pub(super) struct Probe {
     nth: u32,
     one: Cluster,
 }
 
 impl Probe {
-    /// Names the two Services after all others.
+    /// Numbers the two Services after all others.
     pub(super) fn after(services: u32) -> Self {
-        // The probe speaks TCP, and so does the next one.
+        // The probe uses TCP, and so does the next Service.
         let nth = services.next_multiple_of(10);
         Self {
             nth,
@@ -202,8 +202,8 @@ impl Probe {
         Ok(probe)
     }
 
-    /// Returns the first one's endpoint as an Endpoints object, for proxies that know no
-    /// EndpointSlices of version v1.
+    /// Returns the first Service's endpoint as an Endpoints object, for proxies without
+    /// EndpointSlices v1.
     pub(super) fn endpoints_object(&self, addr: Ipv4Addr) -> Value {
         self.one.endpoints_object(self.nth, Some(addr))
     }
@@ -216,7 +216,7 @@ impl Probe {
         Cluster::frontend(self.nth + 1)
     }
 
-    /// Returns the ports of both, the first with that endpoint.
+    /// Returns the ports of both Services, the first with that endpoint.
     pub(super) fn ports(&self, addr: Ipv4Addr) -> [crate::kube_rules::ServicePort; 2] {
         let [first, mut second] = [
             self.one.port(self.nth, Some(addr)),
@@ -229,7 +229,7 @@ impl Probe {
         [first, second]
     }
 
-    /// Waits until both are served.
+    /// Waits until both Services are served.
     pub(super) fn wait(&self, place: &Place) -> Result<()> {
         let is_served = || {
             let served = dial(self.frontend()).is_ok()
@@ -241,8 +241,8 @@ impl Probe {
         })
     }
 
-    /// Changes the first one's endpoint at the API server, for old proxies in its Endpoints object.
-    /// Returns the time to the first packet that follows.
+    /// Changes the first Service's endpoint at the API server, for old proxies in its Endpoints
+    /// object. Returns the time to the first packet that follows.
     pub(super) fn follow(
         &self,
         fixture: &Fixture,
@@ -262,8 +262,8 @@ impl Probe {
         self.first_packet(place, addr, within, || fixture.server.apply_as_is(&object))
     }
 
-    /// Dials without a pause, makes the change, and returns the time from its begin to the first
-    /// connection that its endpoint answers. Fails if there is none `within` that time.
+    /// Dials continuously, makes the change, and returns the time from its beginning to the first
+    /// connection that its endpoint answers. Fails after `within`.
     pub(super) fn first_packet(
         &self,
         place: &Place,
@@ -297,7 +297,7 @@ impl Probe {
     }
 }
 
-/// Kills the agent and starts another one, while pods open connections.
+/// Kills the agent and starts a new agent, while pods open connections.
 fn restart(
     fixture: &Fixture,
     place: &Place,
@@ -329,8 +329,7 @@ fn restart(
     end(agent)
 }
 
-/// Puts what became of connections: those that were lost are a count, and the first one's reason is
-/// a failure beside it.
+/// Records the connections' results: the number of losses, and the first loss' reason as a failure.
 fn became(dials: &Dials, put: &mut impl FnMut(What, Found)) {
     let all = dials.opened + dials.failed;
     put(What::RestartDialled, (all as f64).into());

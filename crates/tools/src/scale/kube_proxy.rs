@@ -15,11 +15,10 @@ use crate::bench::kube_proxy::{Arguments, Running, reads_slices};
 use crate::control::cluster::{Cluster, NODE, NODE_IP, newcomer};
 use crate::control::fixture::Fixture;
 
-/// The time between two looks whether it serves.
+/// Time between two checks whether it serves.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Measures kube-proxy itself, from its lists until the probe is served: it writes all rules at
-/// once.
+/// Measures kube-proxy from its lists until the probe is served: it writes all rules at once.
 pub(super) fn measure(
     options: &Options,
     by: By,
@@ -85,13 +84,13 @@ pub(super) fn measure(
     if served.is_none() {
         return Ok(());
     }
-    // The tool that wrote the rules may not have ended yet, and it may write all of them once more.
+    // The tool that wrote the rules may still run, and may write all of them again.
     running.rest(options.limit)?;
     let memory = running.process().memory()?;
     put(What::Resident, Found::mebibytes(memory.resident));
     put(What::PeakResident, Found::mebibytes(memory.peak));
     put(What::StartCpu, running.spent()?.into());
-    // An old one knows no endpoint of the Service that connections stay open with.
+    // An old kube-proxy has no endpoint of the Service for open connections.
     if !is_old {
         put(
             What::IdleCpu,

@@ -1,5 +1,5 @@
-//! Load that notices what is lost and what waits: new connections at a rate, and a byte each
-//! millisecond over an open one.
+//! Load that detects losses and delays: new connections at a rate, and a byte per millisecond over
+//! an open connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddrV4, TcpStream};
@@ -13,11 +13,10 @@ use testbed::netns::NetNs;
 
 use super::place::{Place, dial};
 
-/// The number of threads that dial.
 const DIALERS: u32 = 8;
 /// The time between two bytes of a stream.
 const TICK: Duration = Duration::from_millis(1);
-/// The longest time that a byte may take.
+/// Time limit for a byte.
 const LOST: Duration = Duration::from_secs(60);
 
 /// New connections from their start until [`Dialers::finish`].
@@ -26,7 +25,7 @@ pub(super) struct Dialers {
     threads: Vec<JoinHandle<Result<Dials>>>,
 }
 
-/// What became of the connections.
+/// The results of the connections.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Dials {
     pub(super) opened: u64,
@@ -39,7 +38,6 @@ pub(super) struct Dials {
 }
 
 impl Dialers {
-    /// Dials `targets` in turn.
     pub(super) fn start(client: &NetNs, targets: &[SocketAddrV4], per_second: u32) -> Result<Self> {
         let stop = Stop(Arc::new(AtomicBool::new(false)));
         let interval = Duration::from_secs(1) * DIALERS / per_second.max(1);
@@ -97,8 +95,8 @@ fn dial_all(targets: &[SocketAddrV4], interval: Duration, stop: &AtomicBool) -> 
     }
 }
 
-/// A connection with a byte under way each millisecond, and beside it another one that no node
-/// forwards: what the machine alone does to the first.
+/// A connection with a byte per millisecond, and a control connection without a node, which shows
+/// the delays of the machine alone.
 pub(super) struct Streams {
     stop: Stop,
     through: JoinHandle<Result<Duration>>,
@@ -114,16 +112,16 @@ impl Drop for Stop {
     }
 }
 
-/// The longest time that a byte was on its way there and back.
+/// The longest round trip of a byte.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waits {
     pub(super) through: Duration,
-    /// The same on the loopback device of the client.
+    /// The same on the client's loopback device.
     pub(super) beside: Duration,
 }
 
 impl Streams {
-    /// Opens both.
+    /// Opens both connections.
     pub(super) fn start(place: &Place, to: SocketAddrV4) -> Result<Self> {
         let stop = Stop(Arc::new(AtomicBool::new(false)));
         let through = connect(&place.client, to)?;

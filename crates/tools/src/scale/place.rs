@@ -1,4 +1,4 @@
-//! A node's surroundings: a pod that dials, and the rest of the cluster, which answers at every
+//! A node's surroundings: a dialling pod, and the rest of the cluster, which answers at every
 //! endpoint's address.
 
 use std::io::{ErrorKind, Read, Write};
@@ -15,17 +15,16 @@ use testbed::netns::NetNs;
 
 use crate::control::cluster::{CLUSTER_CIDR, ENDPOINT_NETS, TARGET_PORT};
 
-/// The range of the cluster's pods that dial.
+/// The range of dialling pods.
 pub(super) const PODS: &str = "10.244.0.0/16";
-/// The pod that dials.
 pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 2);
-/// Where the rest of the cluster answers what is sent to it over an open connection.
+/// The port at which the rest of the cluster echoes open connections.
 pub(super) const STREAM_PORT: u16 = 9000;
-/// The node's way to the rest of the cluster.
+/// The node's next hop to the rest of the cluster.
 const REST: &str = "192.0.2.1";
-/// The MAC address of the node's end of the pod's device.
+/// The MAC address of the node's end of the pod's veth pair.
 const GATEWAY_MAC: &str = "ee:ee:ee:ee:ee:ee";
-/// The time after which a client gives up.
+/// The client's timeout.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A node with its surroundings. The servers end with this value.
@@ -36,7 +35,7 @@ pub(super) struct Place<'a> {
     listeners: Vec<TcpListener>,
 }
 
-/// One connection: how long its handshake took, and which endpoint answered.
+/// A connection: the duration of its handshake, and the answering endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dialled {
     pub(super) connected: Duration,
@@ -44,7 +43,7 @@ pub(super) struct Dialled {
 }
 
 impl<'a> Place<'a> {
-    /// Builds it around a node whose device `eth1` is the other end of its `eth0`.
+    /// Builds the surroundings of a node whose device `eth1` is the peer of its `eth0`.
     pub(super) fn around(node: &'a NetNs, node_ip: Ipv4Addr) -> Result<Self> {
         let create = |name: &str| NetNs::create(format!("{}-{name}", node.name()));
         let client = create("client")?;
@@ -92,16 +91,16 @@ impl<'a> Place<'a> {
         Ok(place)
     }
 
-    /// Opens so many connections, which say nothing.
+    /// Opens connections without traffic.
     pub(super) fn hold(&self, to: SocketAddrV4, number: usize) -> Result<Vec<TcpStream>> {
-        // Either end takes a file.
+        // Each end takes a file descriptor.
         let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, most, most).context("raise the limit on open files")?;
         let connect = |_| TcpStream::connect(to).with_context(|| format!("connect to {to}"));
         self.client.run(|| (0..number).map(connect).collect())
     }
 
-    /// Returns an address of the client's own where streams end, too.
+    /// Returns the client's own address for control streams.
     pub(super) fn beside() -> SocketAddrV4 {
         SocketAddrV4::new(Ipv4Addr::LOCALHOST, STREAM_PORT)
     }
@@ -130,8 +129,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Makes the node track its pods' connections, as the rules of every CNI plugin for clients outside
-/// do.
+/// Makes the node track its pods' connections, like every CNI plugin's masquerading rules.
 fn masquerade(node: &NetNs) -> Result<()> {
     node.nft(&format!(
         "table inet cni {{
@@ -143,12 +141,12 @@ fn masquerade(node: &NetNs) -> Result<()> {
     ))
 }
 
-/// Connects, reads which endpoint answered, and ends the connection by RST, so that neither end
-/// remembers it.
+/// Connects, reads the answering endpoint, and ends the connection by a RST, so that neither end
+/// keeps state.
 pub(super) fn dial(to: SocketAddrV4) -> Result<Dialled> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.set_read_timeout(Some(TIMEOUT))?;
-    socket.set_write_timeout(Some(TIMEOUT))?; // That of connect as well.
+    socket.set_write_timeout(Some(TIMEOUT))?; // Applies to connect too.
     let started = Instant::now();
     socket
         .connect(&to.into())
@@ -166,13 +164,13 @@ pub(super) fn dial(to: SocketAddrV4) -> Result<Dialled> {
     })
 }
 
-/// Tells each client at which address it was answered.
+/// Sends each client the address that it reached.
 fn tell_address(listener: TcpListener) {
     loop {
         match listener.accept() {
             Ok((mut stream, _)) => {
                 if let Ok(SocketAddr::V4(own)) = stream.local_addr() {
-                    let _ = stream.write_all(&own.ip().octets()); // What goes wrong here is the client's to report.
+                    let _ = stream.write_all(&own.ip().octets()); // The client reports a failure.
                 }
             }
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -181,7 +179,7 @@ fn tell_address(listener: TcpListener) {
     }
 }
 
-/// Sends back what it gets, byte by byte, over every connection.
+/// Echoes every connection byte by byte.
 fn echo_all(listener: TcpListener) {
     while let Ok((mut stream, _)) = listener.accept() {
         thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! kube-proxy's rules in a large cluster, loaded by their tools.
+//! kube-proxy's rules in a large cluster, loaded by kube-proxy's tools.
 
 use std::fs;
 use std::io::Write;
@@ -23,18 +23,18 @@ use crate::control::fixture::node;
 use crate::control::process::Process;
 use crate::kube_rules::{Rules, ServicePort};
 
-/// The changes whose first packet is waited for: each loads a whole table with some tools.
+/// The number of changes with a measured first packet: some tools load a whole table per change.
 pub(super) const FOLLOWED: u32 = 5;
-/// The time between two looks at a tool.
+/// Time between two checks of a tool.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The kernel's memory is at rest if it changes by less than so many KiB within that time; it is
-/// waited for so long at most.
+/// The kernel's memory is stable if it changes by fewer KiB within `AT_REST`. `RESTLESS` limits the
+/// wait.
 const STILL: u64 = 1_024;
 const AT_REST: Duration = Duration::from_millis(300);
 const RESTLESS: Duration = Duration::from_secs(10);
 
-/// What a tool took to its end.
+/// The resources of a tool's run.
 pub(super) struct Ran {
     took: Duration,
     cpu: Duration,
@@ -42,7 +42,7 @@ pub(super) struct Ran {
     peak: u64,
 }
 
-/// Returns the rules of the cluster and of the probe, whose endpoint is the one given.
+/// Returns the rules of the cluster and of the probe with the given endpoint.
 pub(super) fn rules(
     ports: impl Iterator<Item = ServicePort>,
     probe: &Probe,
@@ -112,9 +112,9 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Changes the probe's endpoint as kube-proxy does, by the rules of that Service alone, and returns
-/// the time to the first packet that follows. It begins with the tool: what kube-proxy itself takes
-/// is not in it.
+/// Changes the probe's endpoint like kube-proxy, by the rules of that Service alone, and returns
+/// the time to the first packet that follows. The time begins with the tool, without kube-proxy's
+/// own part.
 fn follow(
     options: &Options,
     by: By,
@@ -145,8 +145,7 @@ fn follow(
     })
 }
 
-/// Runs a tool with `text` as its input. Returns None if it took longer than `limit`; it is ended
-/// then.
+/// Runs a tool with `text` as its input. Returns `None` if it exceeded `limit` and was killed.
 pub(super) fn feed(
     node: &NetNs,
     mut command: Command,
@@ -163,7 +162,7 @@ pub(super) fn feed(
     )?;
     let mut input = child.stdin.take().context("open standard input")?;
     let (ended, peak) = thread::scope(|scope| {
-        scope.spawn(move || input.write_all(text.as_bytes())); // A tool that does not read to the end says why.
+        scope.spawn(move || input.write_all(text.as_bytes())); // A tool that stops reading reports why.
         wait(&mut child, limit)
     })?;
     let took = started.elapsed();
@@ -185,8 +184,8 @@ pub(super) fn feed(
     }))
 }
 
-/// Waits until a process ends, or ends it at the limit. Returns whether it has ended by itself, and
-/// its largest memory.
+/// Waits until a process ends, or kills it at the limit. Returns whether it ended by itself, and
+/// its peak memory.
 fn wait(child: &mut Child, limit: Duration) -> Result<(bool, u64)> {
     let started = Instant::now();
     let mut peak = 0;
@@ -211,8 +210,8 @@ fn cpu_of_children() -> Result<Duration> {
     Ok(Duration::from_micros(micros.cast_unsigned()))
 }
 
-/// Returns the kernel's own memory in KiB, without what it frees when asked to. Waits until it
-/// changes no more: the kernel frees what an earlier node had in its own time.
+/// Returns the kernel's own memory in KiB, without reclaimable memory. Waits until it is stable:
+/// the kernel frees an earlier node's memory asynchronously.
 pub(super) fn kernel_memory() -> Result<u64> {
     let started = Instant::now();
     let mut before = now_in_use()?;

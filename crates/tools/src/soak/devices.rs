@@ -1,5 +1,5 @@
-//! Devices come and go by the hundred. Meanwhile the kernel holds its lock on devices, and backends
-//! change.
+//! Hundreds of devices come and go while backends change. The kernel holds its lock on devices in
+//! that time.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use super::endpoints::{History, Turns};
 use super::fixture::Fixture;
 use super::report::Report;
 
-/// So many devices of the node come at once, and go at once with the namespace of their peers.
+/// Creates `count` devices at once, and removes them at once with the namespace of their peers.
 pub fn devices(scale: Scale, count: u32) -> Result<Report> {
     let fixture = Fixture::build(scale.place)?;
     let agent = fixture.kpx(&[])?;
@@ -73,7 +73,7 @@ fn come_and_go(node: &NetNs, round: u32, count: u32) -> Result<()> {
     node.ip(&lines)
 }
 
-/// Returns the longest time that another program waits to change a device.
+/// Returns the longest wait of another program for a change of a device.
 fn longest_wait(node: &NetNs, done: &AtomicBool) -> Result<Duration> {
     let mut longest = Duration::ZERO;
     while !done.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Backends come and go, all the time.
+//! Backends change continuously.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use testbed::agent::{Cluster, SERVICE_PORT, Service, wait_until};
 use testbed::kernel_tables;
 use testbed::lab::{Family, Lab};
 
-/// Sets that follow each other share no backend, and leave one out that would be wrong.
+/// Consecutive sets share no backend, and each leaves out a backend that would be wrong.
 const SETS: [[&str; 2]; 5] = [
     ["p1b", "p1c"],
     ["p2a", "p2b"],
@@ -27,13 +27,13 @@ const SETS: [[&str; 2]; 5] = [
     ["p1c", "p2a"],
     ["p2b", "n2"],
 ];
-/// EndpointSlices that change from one set to the next: of two Services, one a family.
+/// The EndpointSlices that change with a set: two Services, each with two families.
 const SLICES: u32 = 4;
 const DEADLINE: Duration = Duration::from_secs(60);
-/// The number of past sets to remember: no connection asks for older ones.
+/// The number of past sets kept: more than any connection's check needs.
 const REMEMBERED: usize = 4096;
 
-/// The backends of two Services are replaced by others, as soon as those before are in force.
+/// Replaces the backends of two Services as soon as the previous change is programmed.
 pub fn endpoints(scale: Scale) -> Result<Report> {
     let fixture = Fixture::build(scale.place)?;
     let agent = fixture.kpx(&[])?;
@@ -56,13 +56,12 @@ pub fn endpoints(scale: Scale) -> Result<Report> {
     Ok(Report::new("endpoints", what, &seen))
 }
 
-/// One set after the other.
 pub(super) struct Turns<'a> {
     history: &'a History,
     turn: usize,
-    /// EndpointSlices changed.
+    /// The number of changed EndpointSlices.
     pub(super) changes: u64,
-    /// From the first object changed until the kernel's tables say so.
+    /// The longest time from the first changed object until the kernel's tables match.
     pub(super) slowest: Duration,
 }
 
@@ -76,7 +75,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Changes the objects, and waits until that is in force.
+    /// Changes the objects, and waits until the tables match.
     pub(super) fn next(&mut self, fixture: &Fixture, kpx: Pid) -> Result<()> {
         let begun = Instant::now();
         self.change(fixture)?;
@@ -99,7 +98,7 @@ impl<'a> Turns<'a> {
         self.turn += 1;
         self.history.begin(self.set());
         for service in services {
-            // The Service itself stays as it is.
+            // The Service object stays unchanged.
             service
                 .backed_by(&self.set())
                 .objects(lab)
@@ -111,7 +110,7 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// Until the kernel's tables say so. From now on only the new set may answer.
+    /// Waits until the kernel's tables match. From now on only the new set may answer.
     pub(super) fn wait(&self, fixture: &Fixture, kpx: Pid) -> Result<()> {
         wait_until(DEADLINE, &format!("{:?} are in force", self.set()), || {
             self.is_in_force(fixture, kpx)
@@ -135,7 +134,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Checks that connections to a Service go to its backends and nowhere else.
+/// Checks that connections to a Service go only to its backends.
 fn backends<A: Addr + Ord>(
     tables: &FamilyTables<A>,
     lab: &Lab,
@@ -162,20 +161,20 @@ fn backends<A: Addr + Ord>(
         == Some(wanted)
 }
 
-/// Which backends might answer, and when.
+/// The allowed backends by time.
 #[derive(Clone, Default)]
 pub(super) struct History(Arc<Mutex<VecDeque<Era>>>);
 
 struct Era {
     set: [&'static str; 2],
-    /// When the first object that asks for this set was changed.
+    /// When the first object of this set was changed.
     begun: Instant,
-    /// When the next set was in force.
+    /// When the next set was programmed.
     ended: Option<Instant>,
 }
 
 impl History {
-    /// The next set may answer from now on, beside the one before.
+    /// Records that the next set may answer in addition to the current set.
     pub(super) fn begin(&self, set: [&'static str; 2]) {
         let mut eras = self.eras();
         eras.push_back(Era {
@@ -188,7 +187,7 @@ impl History {
         }
     }
 
-    /// Only the last set may answer from now on.
+    /// Records that only the last set may answer.
     pub(super) fn settle(&self) {
         let now = Instant::now();
         let mut eras = self.eras();
@@ -204,7 +203,7 @@ impl History {
         move |exchange| this.allows(exchange.backend, exchange.dialled, exchange.answered)
     }
 
-    /// Tells if that backend might have been chosen at some time between these two.
+    /// Returns true if the backend was allowed at some time between these two.
     fn allows(&self, backend: &str, from: Instant, to: Instant) -> bool {
         let eras = self.eras();
         let late = eras.iter().rev().skip_while(|era| era.begun > to);
@@ -236,9 +235,9 @@ mod tests {
         history.settle();
         let second = now() + Duration::from_nanos(1);
         assert!(!may("a", second, second) && may("c", second, second));
-        // A client that dialled before the change, and was answered late, may meet either backend.
+        // A client that dialled before the change, and was answered late, may get either backend.
         assert!(may("a", both, second) && may("c", first, second) && may("a", first, second));
-        // A client that had its answer before the change did not see the change.
+        // A client with an answer before the change is unaffected by the change.
         assert!(!may("c", first, first));
     }
 

@@ -1,4 +1,4 @@
-//! A lab with one node that kpx serves, with servers, and with load on it.
+//! A lab with one node under kpx, servers, and load.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,41 +13,37 @@ use testbed::agent::{Cluster, Service};
 use testbed::echo::{Protocol, Servers};
 use testbed::lab::{Family, Host, Lab, Layout};
 
-/// The node port of the Service that connections dial, for those from outside.
+/// The node port of the connections' Service, for outside clients.
 pub(super) const NODE_PORT: u16 = 30_080;
-/// The port of the servers that answer connections.
 pub(super) const WEB_PORT: u16 = 8080;
-/// The port of the servers that answer streams, on a thread of their own.
+/// The port of the streams' servers, which have their own thread.
 const STREAM_PORT: u16 = 9000;
-/// The node port of a Service for streams, for those from outside.
+/// The node port of the streams' Service, for outside clients.
 const STREAM_NODE_PORT: u16 = 30_082;
-/// Pods of both nodes: all but the clients.
+/// All pods of both nodes except the clients.
 pub(super) const BACKENDS: [&str; 3] = ["p1b", "p1c", "p2a"];
 pub(super) const CLIENT: &str = "p1a";
 const CLIENT_OUTSIDE: &str = "x";
-/// From where control streams come: its node has no kpx, and neither has the node of its server,
-/// the same.
+/// The client of control streams: neither its node nor its server's node has kpx.
 const CONTROL_CLIENT: &str = "p2b";
 const CONTROL_SERVER: &str = "p2a";
-/// Longer than a SYN that is lost twice takes.
+/// Longer than the delay of a SYN that is lost twice.
 pub(super) const DEADLINE: Duration = Duration::from_secs(5);
 
-/// kpx serves n1 alone, so that there are pods which reach each other without it.
+/// kpx serves only n1, so that some pods reach each other without kpx.
 pub(super) struct Fixture {
     pub(super) lab: Lab,
     pub(super) cluster: Cluster,
-    /// Dialled by new connections, over two Services: one alone has too few source ports for the
+    /// The Services of new connections: a single Service would have too few source ports for the
     /// rate.
     pub(super) web: [Service; 2],
     /// The Services of streams: one with a backend on the client's node, one with a backend
     /// elsewhere.
     pub(super) streams: [Service; 2],
-    /// Where kpx runs.
     pub(super) home: Home,
     _servers: [Servers; 2],
 }
 
-/// The results of a fixture's load.
 pub(super) struct Seen {
     pub(super) connections: Results,
     pub(super) streams: Vec<StreamResults>,
@@ -67,12 +63,12 @@ impl Fixture {
             servers[1].serve(host, STREAM_PORT)?;
         }
         let client = lab.host(CLIENT);
-        // Each connection leaves its port behind for a minute. So do those of any busy client.
+        // Each connection occupies its port for a minute, as with any busy client.
         client.ns.sysctl("ipv4/ip_local_port_range", "1024 65535")?;
         client.ns.sysctl("ipv4/tcp_tw_reuse", "1")?;
         for node in lab.nodes() {
-            // At this rate the CNI's masquerading would fill the machine's connection tracking in
-            // two minutes.
+            // At this rate the CNI's masquerading would fill the machine's conntrack table in two
+            // minutes.
             node.host
                 .ns
                 .sysctl("netfilter/nf_conntrack_tcp_timeout_time_wait", "10")?;
@@ -106,7 +102,7 @@ impl Fixture {
         AnyAgent::start(&self.home, &self.lab, self.cluster.source(), args)
     }
 
-    /// Makes a file visible where kpx runs, and says under which name.
+    /// Makes a file visible to kpx, and returns its path there.
     pub(super) fn show(&self, file: &Path) -> Result<PathBuf> {
         self.home.show(&self.lab, file)
     }
@@ -119,7 +115,7 @@ impl Fixture {
         self.load_with(rate, allowed, &[])
     }
 
-    /// Puts the same load on, and streams from clients outside to a node port.
+    /// Adds the same load, and streams from outside clients to a node port.
     pub(super) fn load_with_clients_outside(
         &self,
         rate: u32,
@@ -155,7 +151,7 @@ impl Fixture {
         let direct =
             Family::ALL.map(|family| SocketAddr::new(server.addrs.ip(family), STREAM_PORT));
         let past = direct.into_iter().map(|to| (Kind::Control, from, to));
-        // A control stream has its turn before, between and after those that it is compared with.
+        // Control streams take turns before, between and after the compared streams.
         let all: Vec<_> = past
             .clone()
             .take(1)

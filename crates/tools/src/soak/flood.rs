@@ -1,4 +1,4 @@
-//! Handshakes and datagrams from random sources, as many as one core can send.
+//! Handshakes and datagrams from random sources, at the full speed of a core.
 
 use std::net::SocketAddrV4;
 use std::thread;
@@ -15,27 +15,25 @@ use super::memory::Memory;
 use super::report::Report;
 use crate::load::{Flood, Pair};
 
-/// Before the flood.
+/// The time before the flood.
 const CALM: Duration = Duration::from_secs(1);
-/// The fill at which sweeps follow each other without rest.
+/// The fill from which on sweeps run continuously.
 const HIGH_MARK: f64 = 0.95;
-/// Between looks at the memory.
+/// Time between two readings of the memory.
 const LOOK: Duration = Duration::from_secs(1);
-/// The memory that an agent may need more at one time than at another. Its need for looking through
-/// full tables shows early.
+/// The allowed growth of the agent's memory. Its need during sweeps of full tables shows early.
 const AGENT_SLACK: u64 = 8 << 20;
-/// The same for maps: some take memory with their entries.
+/// The same for maps: some allocate memory with their entries.
 const MAPS_SLACK: u64 = 1 << 20;
 
-/// At a node port of the very Service that others dial, for as long as the scale says.
+/// Floods a node port of the Service that other clients dial, for the scale's duration.
 pub fn flood(scale: Scale) -> Result<Report> {
     let fixture = Fixture::build(scale.place)?;
-    // Nor do the CNI's rules: with them the node's own connection tracking would be what is
-    // flooded.
+    // The CNI's rules would make the node's own conntrack table the flood's target.
     for node in fixture.lab.nodes() {
         node.host.ns.nft("delete table inet cni")?;
     }
-    // Answers to sources that do not exist end here, without an error.
+    // Answers to non-existent sources end here, without an error.
     fixture
         .lab
         .fabric
@@ -120,7 +118,7 @@ pub fn flood(scale: Scale) -> Result<Report> {
     Ok(report)
 }
 
-/// Returns how much of the fuller flow table is in use, by the last sweep.
+/// Returns the fill of the fuller flow table at the last sweep.
 fn fill_of_flows(status: &Value) -> Result<f64> {
     let status: Status = serde_json::from_value(status.clone()).context("read the status")?;
     let fill = [IPV4, IPV6]

@@ -1,5 +1,4 @@
-//! Silent connections, and packets in their names from another pod and from a stranger on the
-//! uplink.
+//! Silent connections, and spoofed packets from another pod and from a stranger on the uplink.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,23 +18,24 @@ use testbed::served_lab::ServedLab;
 use testbed::stranger::{Stranger, end};
 
 const BACKEND: &str = "p1b";
-/// The clients, and the hosts that send in their names: a pod of the same node, and a host on the
+/// The clients, each with the host that spoofs it: a pod of the same node, and a host on the
 /// uplink.
 const CLIENTS: [(&str, &str); 2] = [("p1a", "p1c"), ("xl", "x")];
-/// Longer than kpx takes a silent connection for one that may have data on its way.
+/// Longer than the time in which kpx assumes data in flight on a silent connection.
 const SILENCE: Duration = Duration::from_secs(4);
-/// Packets between two looks at whether to stop.
+/// Packets between two checks of the stop flag.
 const BATCH: usize = 256;
 
-/// Opens so many connections, a quarter of them for each family and kind of client, and has
-/// strangers try to end them for that long.
+/// Opens connections, a quarter for each family and kind of client, and lets strangers try to end
+/// them for this time.
 pub fn idle(connections: usize, at_least: Duration) -> Result<Report> {
     allow_open_files()?;
     let served = ServedLab::with_manifests(Layout::Routed)?.serve(&[BACKEND], WEB_PORT)?;
-    // Strangers' names come in from where no route leads to them.
+    // rp_filter would drop the strangers' packets, because no route leads to the spoofed sources
+    // there.
     served.lab.set_rp_filter(0)?;
-    // The node's connection tracking takes a RST anywhere in its window for the end. The CNI's
-    // rules would then masquerade what the backend sends next.
+    // Conntrack takes any RST in its window for the end. The CNI's rules would then masquerade the
+    // backend's next packets.
     for node in served.lab.nodes() {
         node.host.ns.nft("delete table inet cni")?;
     }
@@ -62,7 +62,7 @@ pub fn idle(connections: usize, at_least: Duration) -> Result<Report> {
         }
     }
     let of_before = counters(&kpx)?;
-    // No flow may have data on its way any more.
+    // Afterwards no flow may have data in flight.
     thread::sleep(SILENCE);
     let stop = AtomicBool::new(false);
     let started = Instant::now();
@@ -131,7 +131,7 @@ pub fn idle(connections: usize, at_least: Duration) -> Result<Report> {
     Ok(report)
 }
 
-/// The connections of one client and family.
+/// The connections of a client and family.
 struct Idle<'a> {
     connections: Vec<Connection>,
     clients: Vec<SocketAddr>,
@@ -159,7 +159,7 @@ impl<'a> Idle<'a> {
         })
     }
 
-    /// Sends in the clients' names until it is told to stop. Returns the number of packets.
+    /// Sends spoofed packets until stopped. Returns the number of packets.
     fn molest(&self, stop: &AtomicBool) -> Result<u64> {
         let stranger = Stranger::on(self.stranger)?;
         let mut sent = 0;
@@ -174,7 +174,7 @@ impl<'a> Idle<'a> {
     }
 }
 
-/// Allows this process as many open files as it may have: both ends of all connections are its own.
+/// Raises this process' limit on open files: it has both ends of all connections.
 fn allow_open_files() -> Result<()> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit of open files")?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most).context("raise the limit of open files")

@@ -1,4 +1,4 @@
-//! The kpx under load: a process of the node, or the container of a pod.
+//! The kpx under load: a process of the node, or a pod's container.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,11 +16,10 @@ use testbed::apiserver::ApiServer;
 use testbed::lab::Lab;
 use testbed::pod::{Running, Supplies, swapped};
 
-/// A folder of the node, and in the container: other images bring other kernel programs, and here
-/// its files do.
+/// The folder of object files on the node and in the container: an image brings its own kernel
+/// programs, which these files replace.
 const OBJECTS: &str = "/opt/kpx";
 
-/// Where kpx runs.
 pub(super) enum Home {
     Node,
     Pod {
@@ -42,7 +41,7 @@ impl Home {
         }
     }
 
-    /// kubeadm's own DaemonSet for kube-proxy, with kpx's image.
+    /// kubeadm's DaemonSet for kube-proxy, with kpx's image.
     fn swapped(lab: &Lab, server: &ApiServer) -> Result<Self> {
         let (mut set, config) = swapped()?;
         let service_account = lab.dir().join("service-account");
@@ -84,7 +83,7 @@ impl Home {
         })
     }
 
-    /// Makes a file visible where kpx runs, and says under which name.
+    /// Makes a file visible to kpx, and returns its path there.
     pub(super) fn show(&self, lab: &Lab, file: &Path) -> Result<PathBuf> {
         if let Self::Node = self {
             return Ok(file.to_owned());
@@ -98,7 +97,7 @@ impl Home {
 }
 
 impl<'a> AnyAgent<'a> {
-    /// Starts it on the lab's first node, and waits until it serves that.
+    /// Starts kpx on the lab's first node, and waits until it serves the node.
     pub(super) fn start(
         home: &Home,
         lab: &'a Lab,
@@ -136,7 +135,7 @@ impl<'a> AnyAgent<'a> {
         }
     }
 
-    /// By SIGTERM.
+    /// Stops it by SIGTERM.
     pub(super) fn stop(self) -> Result<()> {
         match self {
             Self::Process(agent) => agent.stop(),

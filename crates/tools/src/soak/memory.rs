@@ -10,9 +10,9 @@ use nix::unistd::Pid;
 /// In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Memory {
-    /// Resident, of the process.
+    /// The process' resident memory.
     pub(super) agent: u64,
-    /// The memory of its maps, from the kernel.
+    /// The kernel's memory of its maps.
     pub(super) maps: u64,
 }
 
@@ -24,7 +24,7 @@ impl Memory {
         let dir = format!("/proc/{pid}/fdinfo");
         let mut maps = BTreeMap::new();
         for entry in fs::read_dir(&dir).with_context(|| format!("list {dir}"))? {
-            // A descriptor may be closed while we look.
+            // A descriptor may be closed while it is read.
             let Ok(text) = fs::read_to_string(entry?.path()) else {
                 continue;
             };
@@ -38,7 +38,7 @@ impl Memory {
         })
     }
 
-    /// The most of each.
+    /// Returns the larger value of each.
     pub(super) fn max(self, other: Self) -> Self {
         Self {
             agent: self.agent.max(other.agent),

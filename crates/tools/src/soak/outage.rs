@@ -1,4 +1,4 @@
-//! The API server goes away, forgets, and hangs up, while endpoints change.
+//! The API server is down, loses its history, and ends watches, while endpoints change.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,33 +13,33 @@ use super::report::Report;
 use testbed::agent::Cluster;
 use testbed::apiserver::History as Versions;
 
-/// Within which the kernel's tables must be what the objects ask for, once the API server is back.
+/// Time limit for the kernel's tables to match the objects after the API server's return.
 const RECOVERY: Duration = Duration::from_secs(1);
-/// The number of watches, in one round, whose version the server calls too old.
+/// The number of watches per round that the server answers with "too old".
 const STORM: u32 = 20;
-/// The life of watches that flap.
+/// The duration of watches that flap.
 const LIFE: Duration = Duration::from_millis(200);
-/// How long a storm or the flapping lasts at least.
+/// The minimum duration of a storm or of flapping.
 const SPELL: Duration = Duration::from_secs(3);
 
-/// The faults of the API server, one after the other, in every round.
+/// The faults of the API server, in sequence in every round.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// It is gone for so long, and knows old versions still when it is back.
+    /// The server is down for this time, and accepts old versions afterwards.
     Gone(Duration),
-    /// It is gone for so long, and answers 410 to old versions when it is back.
+    /// The server is down for this time, and answers old versions with 410 afterwards.
     Forgetful(Duration),
-    /// It answers 410 to all watches, again and again.
+    /// The server answers all watches with 410.
     Storm,
-    /// It ends every watch after a moment.
+    /// The server ends every watch after a moment.
     Flaps,
 }
 
-/// `outage` is how long the API server is gone each time.
+/// `outage` is the length of each downtime.
 pub fn outage(scale: Scale, outage: Duration) -> Result<Report> {
     let mut fixture = Fixture::build(scale.place)?;
     let history = History::default();
-    // Not by the fixture, whose cluster fails meanwhile.
+    // Started without the fixture, whose cluster fails later.
     let agent = AnyAgent::start(&fixture.home, &fixture.lab, fixture.cluster.source(), &[])?;
     let mut turns = Turns::new(&history);
     turns.next(&fixture, agent.pid())?;
@@ -78,7 +78,7 @@ pub fn outage(scale: Scale, outage: Duration) -> Result<Report> {
 }
 
 impl Fault {
-    /// Changes objects meanwhile, by `change`.
+    /// Injects the fault, and changes objects by `change` during it.
     fn inject(
         self,
         cluster: &mut Cluster,

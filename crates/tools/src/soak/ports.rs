@@ -1,5 +1,5 @@
-//! Connections that the node's netfilter masquerades with fully random ports, beside connections
-//! that kpx masquerades. Both draw ports on the node's address towards one server.
+//! Connections that netfilter masquerades with fully random ports, and connections that kpx
+//! masquerades, at the same time. Both draw ports of the node's address towards the same server.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -13,13 +13,13 @@ use crate::load::{Dialer, Plan};
 use testbed::agent::Service;
 use testbed::lab::Family;
 
-/// The node port of the Service that the client outside dials.
+/// The node port that the outside client dials.
 const NODE_PORT: u16 = 30_081;
-/// The pod that dials directly, and the server of both clients.
+/// The pod that dials directly. The server of both clients follows.
 const POD: &str = "p1a";
 const SERVER: &str = "p2a";
 
-/// Opens as many connections of each kind a second as the scale says.
+/// Opens connections of each kind at the scale's rate.
 pub fn ports(scale: Scale) -> Result<Report> {
     let fixture = Fixture::build(scale.place)?;
     let service = Service::new("ports", 24, &[SERVER], WEB_PORT).node_port(NODE_PORT);
@@ -28,7 +28,7 @@ pub fn ports(scale: Scale) -> Result<Report> {
         .iter()
         .try_for_each(|object| fixture.cluster.put(object))?;
     let node = &fixture.lab.n1.host;
-    // Kube-proxy, flannel and Calico masquerade leaving packets in this way.
+    // kube-proxy, flannel and Calico masquerade outgoing packets in this way.
     let pod = fixture.lab.host(POD).addrs;
     node.ns.nft(&format!(
         "table inet masquerading {{ chain post {{ type nat hook postrouting priority 90;

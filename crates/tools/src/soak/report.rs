@@ -1,4 +1,4 @@
-//! The observations, and the promises that they break.
+//! The observations, and the broken promises.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,10 +10,9 @@ use comfy_table::{CellAlignment, Table, presets};
 use super::fixture::Seen;
 use crate::load::{Kind, Results, StreamResults};
 
-/// A packet that is lost is sent again after 200 ms (TCP's least timeout), a lost SYN after a
-/// second.
+/// TCP retransmits a lost packet after 200 ms at the earliest, and a lost SYN after a second.
 const SLOW: Duration = Duration::from_millis(150);
-/// No packet may be later by more than this and a round trip because of kpx.
+/// The maximum delay of a packet by kpx, in addition to a round trip.
 const GAP: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Debug)]
@@ -22,9 +21,9 @@ pub struct Report {
     what: String,
     tables: Vec<String>,
     notes: Vec<String>,
-    /// The broken promises of counts: true on any machine.
+    /// The broken promises about counts, which hold on any machine.
     broken: Vec<String>,
-    /// The broken promises of times: on a machine that has time for it.
+    /// The broken promises about times, which hold on an idle machine.
     late: Vec<String>,
 }
 
@@ -64,21 +63,21 @@ impl Report {
         report
     }
 
-    /// Another promise.
+    /// Adds a promise about counts.
     pub(super) fn promise(&mut self, kept: bool, otherwise: String) {
         if !kept {
             self.broken.push(otherwise);
         }
     }
 
-    /// A promise that a machine without time for it may break.
+    /// Adds a promise that a busy machine may break.
     pub(super) fn in_time(&mut self, kept: bool, otherwise: String) {
         if !kept {
             self.late.push(otherwise);
         }
     }
 
-    /// Adds a table of the scenario's own.
+    /// Adds a table of the scenario.
     pub(super) fn table(&mut self, header: &[&str], lines: Vec<Vec<String>>) {
         let mut table = table(header);
         table.add_rows(lines);
@@ -89,7 +88,7 @@ impl Report {
         self.notes.push(note);
     }
 
-    /// Checks that nothing failed, and nothing was late.
+    /// Fails if anything failed or was late.
     pub fn check(&self) -> Result<()> {
         let broken: Vec<&str> = self
             .broken
@@ -103,8 +102,7 @@ impl Report {
         Ok(())
     }
 
-    /// Checks that nothing failed, however late it was: the check for a machine that has other work
-    /// too.
+    /// Fails if anything failed, and ignores delays: for a busy machine.
     pub fn check_counts(&self) -> Result<()> {
         if !self.broken.is_empty() {
             bail!("{self}");
@@ -156,8 +154,8 @@ impl Report {
         self.in_time(slow == 0, format!("{slow} connections were slow"));
     }
 
-    /// Compares streams through kpx with streams past kpx, and the other way round. The second
-    /// comparison shows how much of a difference the machine alone makes.
+    /// Compares streams through kpx with control streams, and the reverse. The second comparison
+    /// shows the machine's own share of the difference.
     fn streams(&mut self, streams: &[StreamResults], round_trip: Duration) {
         let columns = [
             "STREAM",
@@ -224,7 +222,7 @@ impl Report {
             seen.duplicated == 0,
             format!("{name}: {} came twice", seen.duplicated),
         );
-        // Nothing finer than the time between two of its packets can be told.
+        // The interval of the stream's packets limits the precision.
         let limit = GAP.max(seen.gaps.tick) + allowance;
         let otherwise = format!(
             "{name}: a gap {} longer than without kpx",
@@ -234,8 +232,8 @@ impl Report {
     }
 }
 
-/// For how long a stream stood still when all streams of the other kind, over the same protocol,
-/// did not.
+/// Returns the longest pause of a stream that all streams of the other kind, over the same
+/// protocol, did not share.
 fn alone(stream: &StreamResults, streams: &[StreamResults]) -> Duration {
     let others = streams
         .iter()
@@ -267,7 +265,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// An exchange is two round trips: SYN and its answer, request and its answer.
+/// Returns half of the median exchange, which has two round trips: SYN and answer, request and
+/// answer.
 fn round_trip(results: &Results) -> Duration {
     results.time(0.5) / 2
 }

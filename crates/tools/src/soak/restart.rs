@@ -1,4 +1,4 @@
-//! kpx ends, and another one starts.
+//! kpx ends, and a new kpx starts.
 
 use std::path::Path;
 use std::thread;
@@ -11,10 +11,10 @@ use super::fixture::{BACKENDS, Fixture};
 use super::kpx::AnyAgent;
 use super::report::Report;
 
-/// Between two faults, and before the first: what goes wrong late shows too.
+/// The time before the first fault and between two faults: late failures show too.
 const CALM: Duration = Duration::from_millis(500);
 
-/// SIGKILL, and at once a new process.
+/// SIGKILL, followed by a new process at once.
 pub fn restart(scale: Scale) -> Result<Report> {
     let killed = |agent: AnyAgent| {
         drop(agent);
@@ -29,14 +29,14 @@ pub fn restart(scale: Scale) -> Result<Report> {
     )
 }
 
-/// SIGTERM, and a new process that brings other kernel programs: those of `object` and its own, in
-/// turns.
+/// SIGTERM, followed by a new process with other kernel programs: those of `object` and its own in
+/// turn.
 pub fn upgrade(scale: Scale, object: &Path) -> Result<Report> {
     let how = "ended (SIGTERM) and started with another BPF object";
     again_and_again("upgrade", how, scale, |kpx| kpx.stop(), Some(object))
 }
 
-/// With the BPF object `other` in every second round.
+/// Uses the BPF object `other` in every second round.
 fn again_and_again(
     scenario: &'static str,
     how: &str,

@@ -1,4 +1,4 @@
-//! Rules and filters of others come and go, and with them the way past the stack, while connections
+//! Foreign rules and filters come and go, and with them the bypass of the stack, while connections
 //! are open and opened.
 
 use std::process::Command;
@@ -14,35 +14,34 @@ use super::fixture::{BACKENDS, CLIENT, Fixture};
 use super::kpx::AnyAgent;
 use super::report::{Report, milliseconds};
 
-/// The port that bans forbid to the client. Nothing else is dialled there.
+/// The banned port of the client. Only bans are tested there.
 const BANNED_PORT: u16 = 8082;
-/// The backend at that port, beside the client.
+/// The backend at that port, on the client's node.
 const SERVER: &str = "p1b";
-/// For one dial, so that a ban shows soon.
+/// Time limit for a dial, so that a ban shows soon.
 const ANSWER: Duration = Duration::from_millis(150);
-/// The time within which new connections meet a ban: with an agent, and without one. A dial may
-/// have begun just before.
+/// Time limit for a ban to affect new connections: with an agent, and without. A dial may have
+/// begun just before.
 const PROMPT: Duration = Duration::from_secs(1);
 const PROMPT_ALONE: Duration = Duration::from_millis(3_000 + 150);
 
-/// The longest time for which a kept connection may stand still, and how often each is used beside
-/// a ban.
+/// The longest pause of a kept connection, and the number of its exchanges per ban.
 const STALL: Duration = Duration::from_secs(1);
 const EXCHANGES: u32 = 20;
 
-/// A way in which another program forbids the client its connections to [`BANNED_PORT`], and may
-/// look at all others.
+/// A means by which another program bans the client's connections to [`BANNED_PORT`], and may
+/// inspect all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ban {
-    /// By a rule that sees addresses and ports alone.
+    /// A rule on addresses and ports.
     Rule,
-    /// By rules of which others drop what conntrack has not seen from its start.
+    /// Stateful rules, some of which drop connections that conntrack has not seen from the start.
     Stateful,
-    /// By a tc filter, where packets to the backend leave ...
+    /// A tc filter on the egress to the backend ...
     FilterThere,
-    /// ... and where its packets come in.
+    /// ... and on the ingress from the backend.
     FilterBack,
-    /// By a rule that comes when no agent runs.
+    /// A rule that is added while no agent runs.
     Alone,
 }
 
@@ -54,15 +53,15 @@ const BANS: [Ban; 5] = [
     Ban::Alone,
 ];
 
-/// The longest time until each ban was in force, and until it was no more.
+/// The longest time until a ban took effect, and until it ended.
 #[derive(Clone, Copy, Default)]
 struct Times {
     forbidden: Duration,
     allowed: Duration,
 }
 
-/// Bans come and go, as often as the scale says. Each of them acts on new connections soon, and on
-/// no others.
+/// Adds and removes bans, at the scale's number of rounds. Each must affect new connections soon,
+/// and no others.
 pub fn rules(scale: Scale) -> Result<Report> {
     let fixture = Fixture::build(scale.place)?;
     let servers = Servers::start()?;
@@ -119,15 +118,15 @@ pub fn rules(scale: Scale) -> Result<Report> {
     Ok(report)
 }
 
-/// The place where bans come and go.
+/// The lab of the bans.
 struct Site<'a> {
     fixture: &'a Fixture,
     banned: Service,
 }
 
 impl Site<'_> {
-    /// Opens connections past the stack, one of each family. Conntrack meets them under the first
-    /// rule if the programs let it.
+    /// Opens bypass connections, one per family. Conntrack sees them under the first rule if the
+    /// programs pass their packets.
     fn dial_kept(&self) -> Result<Vec<Connection>> {
         let dial = |family| {
             let dial =
@@ -142,7 +141,7 @@ impl Site<'_> {
         let come = Instant::now();
         self.set(ban, true)?;
         let forbidden = self.until(&format!("{ban:?} is met"), ban, false)? - come;
-        // A connection that only waits for the ban to go would not.
+        // The exchanges fail if a connection only waits for the end of the ban.
         for connection in kept {
             for _ in 0..EXCHANGES {
                 connection
@@ -158,8 +157,8 @@ impl Site<'_> {
         })
     }
 
-    /// Waits until new connections to the banned port are answered in each family that a ban is
-    /// for, or in none. Returns the time of the dial that shows it.
+    /// Waits until new connections to the banned port are answered in each family of the ban, or in
+    /// none. Returns the time of the decisive dial.
     fn until(&self, what: &str, ban: Ban, answers: bool) -> Result<Instant> {
         let families = if matches!(ban, Ban::FilterThere | Ban::FilterBack) {
             &Family::ALL[..1]
@@ -185,7 +184,7 @@ impl Site<'_> {
         self.fixture.lab.host(CLIENT)
     }
 
-    /// Waits until connections skip the stack again, with the link addresses of both pods known.
+    /// Waits until new connections bypass the stack again, with neighbour entries for both pods.
     fn until_bypass(&self, agent: &AnyAgent) -> Result<()> {
         let fast = || -> Result<u64> {
             agent.status()?["events"]["fast_local"]
@@ -222,10 +221,9 @@ impl Site<'_> {
         if !is_there {
             return tc(&format!("filter del {filter}"), &[]).map(drop);
         }
-        // Where kpx attaches by TCX, the device has no such qdisc.
+        // With TCX, kpx adds no such qdisc.
         let _there = tc(&format!("qdisc add dev {SERVER} clsact"), &[]);
-        // In the words of classic BPF: drops TCP over IPv4 with this port there, and lets all else
-        // go on.
+        // Classic BPF: drops TCP over IPv4 with this port, and passes everything else.
         let program = format!(
             "6,48 0 0 23,21 0 3 6,40 0 0 {at},21 0 1 {BANNED_PORT},6 0 0 2,6 0 0 {}",
             u32::MAX
@@ -238,7 +236,7 @@ impl Site<'_> {
     }
 }
 
-/// Rules at FORWARD that forbid a client the banned port.
+/// Returns FORWARD rules that ban the client from the port.
 fn table(ban: Ban, client: Dual) -> String {
     let others = match ban {
         Ban::Stateful => "ct state invalid drop\ntcp flags & (syn | ack) == ack ct state new drop",

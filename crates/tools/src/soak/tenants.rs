@@ -1,4 +1,5 @@
-//! Two namespaces: one takes all the room that it can get, the other one goes about its business.
+//! Two namespaces: a greedy namespace takes all resources that it can get, and another namespace
+//! works normally.
 
 mod greedy;
 
@@ -19,29 +20,29 @@ use testbed::http::{self, HEALTH};
 use testbed::lab::{EXTERNAL, Family, Host, Layout};
 use testbed::served_lab::ServedLab;
 
-/// The time in which a new Service must be in force.
+/// Time limit for a new Service to be programmed.
 const IN_FORCE: Duration = Duration::from_secs(1);
-/// The time after which the wait for it ends.
+/// The end of the wait for it.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// The time that an attempt to connect may take. The next one asks again.
+/// Time limit for an attempt to connect. The next attempt follows.
 const ATTEMPT: Duration = Duration::from_millis(30);
-/// The time between two requests of the health check.
+/// Time between two requests of the health check.
 const LOOK: Duration = Duration::from_millis(50);
 const PORT: u16 = 8080;
 const BACKEND: &str = "p2a";
-/// The node's addresses in the service network of the first Service of the other namespace.
+/// The host number of the other namespace's first Service in the service network.
 const FIRST: u8 = 100;
 
-/// The objects that the greedy namespace creates.
+/// The objects of the greedy namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Greed {
     pub services: u32,
     /// The ports of all Services.
     pub ports: u32,
-    /// The endpoints of all Services, half of them in each family. Each one is behind all ports of
-    /// its Service.
+    /// The endpoints of all Services, half in each family. Each endpoint serves all ports of its
+    /// Service.
     pub endpoints: u32,
-    /// The changes of its objects a second, in the second half of the time.
+    /// The changes of its objects per second, in the second half of the time.
     pub changes: u32,
 }
 
@@ -54,7 +55,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// The sizes that a node with 4 GiB of memory has.
+    /// The sizes of a node with 4 GiB of memory.
     pub const OF_4_GIB: Self = Self {
         name: "4 GiB",
         flags: &[
@@ -66,15 +67,15 @@ impl Room {
             "131072",
         ],
     };
-    /// The sizes by the memory of this machine.
+    /// The sizes by this machine's memory.
     pub const OF_THIS_MACHINE: Self = Self {
         name: "this machine",
         flags: &[],
     };
 }
 
-/// The greedy namespace creates its objects; then the other one creates Services, `rounds` times
-/// while the first keeps still, and as often while it changes its objects all the time.
+/// Creates the greedy objects; then the other namespace creates `rounds` Services while the greedy
+/// namespace is idle, and as many while it changes its objects continuously.
 pub fn tenants(rounds: u32, greed: Greed, rooms: &[Room]) -> Result<Report> {
     let Greed {
         services,
@@ -143,11 +144,11 @@ pub fn tenants(rounds: u32, greed: Greed, rooms: &[Room]) -> Result<Report> {
     Ok(report)
 }
 
-/// The observations while the greedy namespace keeps still, or changes its objects.
+/// The observations while the greedy namespace is idle, or changes its objects.
 struct Seen {
-    /// The times from the creation of a Service until it was in force; the worst first.
+    /// The times from the creation of a Service until it is programmed; the worst first.
     times: Vec<Duration>,
-    /// The last of the ways to each Service that was in force.
+    /// The number of Services by the path that worked last.
     last: BTreeMap<String, u32>,
     changes_a_second: f64,
     health: Health,
@@ -156,7 +157,7 @@ struct Seen {
 #[derive(Default)]
 struct Health {
     good: u32,
-    /// The other answers, in words.
+    /// The other answers, as text.
     others: BTreeMap<String, u32>,
     slowest: Duration,
 }
@@ -191,8 +192,8 @@ fn seen(served: &ServedLab, greedy: &mut Greedy, rounds: u32, rate: u32) -> Resu
     })
 }
 
-/// Creates a Service with one backend, and waits until it is in force for a pod and for the host.
-/// Returns the time, and the way that was the last.
+/// Creates a Service with one backend, and waits until it works for a pod and for the host. Returns
+/// the time, and the path that worked last.
 fn round_of_shop(served: &ServedLab, round: u32) -> Result<(Duration, String)> {
     let nth = FIRST + u8::try_from(round % 100)?;
     let external = EXTERNAL.host(nth);
@@ -221,7 +222,7 @@ fn round_of_shop(served: &ServedLab, round: u32) -> Result<(Duration, String)> {
             attempts += 1;
             Ok(is_answered(from, to))
         })?;
-        // A way that was in force at the first look may have been so for long.
+        // A path that works at the first attempt may have worked for long.
         if attempts > 1 || last.is_empty() {
             (took, last) = (
                 created.elapsed(),
@@ -243,8 +244,7 @@ fn is_answered(from: &Host, to: SocketAddr) -> bool {
     answer.is_ok_and(|answer| answer.backend == BACKEND)
 }
 
-/// Changes objects of the greedy namespace at a rate, until it is told to stop. Returns the rate
-/// that it had.
+/// Changes objects of the greedy namespace at a rate until stopped. Returns the achieved rate.
 fn change(served: &ServedLab, greedy: &mut Greedy, rate: u32, stop: &AtomicBool) -> Result<f64> {
     let started = Instant::now();
     let before = greedy.changes();
@@ -257,7 +257,7 @@ fn change(served: &ServedLab, greedy: &mut Greedy, rate: u32, stop: &AtomicBool)
 }
 
 impl Health {
-    /// Asks for the node's health until it is told to stop.
+    /// Requests the node's health until stopped.
     fn watch(node: &Host, stop: &AtomicBool) -> Self {
         let mut health = Self::default();
         while !stop.load(Ordering::Relaxed) {

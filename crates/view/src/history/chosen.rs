@@ -1,10 +1,10 @@
-//! The Services with series of their own in `/metrics`, and the sum of the others. Pure.
+//! Chooses the Services with series of their own in `/metrics`, and sums the remaining Services.
+//! Pure.
 //!
-//! A place is for all ports of a Service, and the limit is one of ports: each port has series. A
-//! Service that has a place keeps it until it is gone, or until it grows by more ports than are
-//! left, so no series comes and goes with the load. The counters of the others are the sum of what
-//! passed while a Service had no place, so that they never decrease. They begin at 0 with the
-//! agent, as a counter of a new process does.
+//! A Service has series for all its ports or for none, and the limit counts ports. A chosen Service
+//! keeps its series until it is deleted or outgrows the free ports, so series do not come and go
+//! with the load. The sum `other` counts the traffic of each Service for the time that it had no
+//! series, so it never decreases. It starts at 0 with the agent, like a counter of a new process.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,15 @@ use proxy_metrics::ServiceReading;
 
 use super::kept::{Sums, Traffic};
 
-/// The name of the sum of all Services without a place. No Service has the namespace beside it.
+/// The name of the sum of all Services without series. Its namespace is empty, so it cannot collide
+/// with a Service.
 const OTHER: &str = "other";
 
 #[derive(Debug, Default)]
 pub struct Chosen {
-    /// The number of ports; 0 if the operator asked for no series.
+    /// The maximum number of ports; 0 without series.
     limit: usize,
-    /// The Services with a place, and the numbers of their ports. The sum is never above the limit.
+    /// The chosen Services and their numbers of ports. The sum is at most `limit`.
     services: BTreeMap<ObjectName, usize>,
     ports: Vec<PortSums>,
     others: Option<Sums>,
@@ -35,7 +36,7 @@ impl Chosen {
         }
     }
 
-    /// Takes a sample, `before` being the last one.
+    /// Takes the sample `now`. `before` is the previous sample.
     pub fn take(&mut self, ports: Vec<PortSums>, before: Option<&Traffic>, now: &Traffic) {
         if self.limit == 0 {
             return;
@@ -43,8 +44,8 @@ impl Chosen {
         let number = self.choose(&ports, now);
         if number > self.services.len() {
             let others = self.others.get_or_insert_default();
-            // The first counts have what passed before this agent, though not that of Services that
-            // are gone.
+            // The first sample has traffic from before this agent, and lacks Services that are
+            // gone.
             if let Some(before) = before {
                 for (name, sums) in now
                     .iter()
@@ -60,7 +61,7 @@ impl Chosen {
             .collect();
     }
 
-    /// Chooses the Services with a place. Returns the number of all.
+    /// Chooses the Services with series. Returns the number of all Services.
     fn choose(&mut self, ports: &[PortSums], now: &Traffic) -> usize {
         let mut numbers = BTreeMap::<&ObjectName, usize>::new();
         for port in ports {
@@ -72,7 +73,7 @@ impl Chosen {
             number.is_some()
         });
         let mut left = self.limit.saturating_sub(self.services.values().sum());
-        // A Service that has grown loses its place rather than take that of another.
+        // A Service that has grown beyond the free ports loses its series.
         self.services.retain(|name, held| {
             left += *held;
             *held = numbers.get(name).copied().unwrap_or_default();
@@ -80,7 +81,8 @@ impl Chosen {
             left -= if fits { *held } else { 0 };
             fits
         });
-        // Series that begin at 0 lose no first rate. Where not all find a place, traffic decides.
+        // A Service that is chosen while idle keeps its first rate, because its series begin at 0.
+        // If not all Services fit, the busiest are chosen.
         let idle = numbers
             .keys()
             .copied()
@@ -95,7 +97,7 @@ impl Chosen {
         numbers.len()
     }
 
-    /// Returns the readings as of the last sample.
+    /// Returns the readings of the last sample.
     pub fn readings(&self) -> Vec<ServiceReading> {
         let of_ports = self.ports.iter().map(|port| {
             let sums = Sums::of(port);

@@ -1,7 +1,7 @@
-//! The kept samples and their moments. Pure.
+//! The kept samples and their times. Pure.
 //!
-//! A point has 52 bytes, so the points of a Service take 4.7 kB, and those of [`SERVICES`] 1.2 MB.
-//! The last sample has about 350 bytes for each Service that ever had traffic.
+//! A point has 52 bytes: the points of a Service take 4.7 kB, those of [`SERVICES`] 1.2 MB. The
+//! last sample takes about 350 bytes per Service that ever had traffic.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use proxy_core::input::ObjectName;
 
 use super::STEP;
 
-/// The number of points: 15 minutes.
+/// The number of points: 15 minutes of 10 s.
 pub(super) const POINTS: usize = 90;
-/// The number of Services with points of their own.
+/// The maximum number of Services with points.
 pub(super) const SERVICES: usize = 256;
 
-/// The traffic of each Service that had any, since the programs were loaded.
+/// The traffic of each Service that had any since the programs were loaded.
 #[derive(Debug, Default)]
 pub struct Traffic(BTreeMap<ObjectName, Sums>);
 
@@ -38,7 +38,7 @@ impl Sums {
         }
     }
 
-    /// Returns what was counted since `before`.
+    /// Returns the counts since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             counts: self.counts.since(&before.counts),
@@ -51,7 +51,7 @@ impl Sums {
         self.connects += other.connects;
     }
 
-    /// Returns true if nothing was counted yet.
+    /// Returns true if all counts are 0.
     fn is_empty(&self) -> bool {
         let PortCounts {
             flows_opened,
@@ -79,7 +79,7 @@ impl Traffic {
     }
 }
 
-/// The numbers of one step. Less precise than the counters, for less room.
+/// The values of a step, as `f32` to save memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Point {
     opened: f32,
@@ -96,11 +96,11 @@ struct Point {
     retransmitted: f32,
 }
 
-/// See above.
+/// The size that the module's comment states.
 const _: () = assert!(size_of::<Option<Point>>() == 52);
 
 impl Point {
-    /// Returns the point of what was counted in `secs` seconds.
+    /// Returns the point of the counts of `secs` seconds.
     #[expect(clippy::cast_possible_truncation, reason = "a rate for a curve")]
     #[expect(clippy::cast_precision_loss, reason = "a number of flows for a curve")]
     fn of(change: &Sums, secs: f64) -> Self {
@@ -123,18 +123,18 @@ impl Point {
         }
     }
 
-    /// Returns how busy the Service was: packets that passed or were not served.
+    /// Returns the packets that passed or were not served.
     fn activity(&self) -> f32 {
         self.packets + self.opened + self.dropped + self.rejected + self.failed
     }
 }
 
-/// The last points of a Service or of all; None in a gap. The newest one is the last.
+/// The last points of a Service or of the total, newest last; `None` in a gap.
 #[derive(Debug)]
 struct Track(VecDeque<Option<Point>>);
 
 impl Default for Track {
-    /// Makes room at once: a queue that grows by itself would have room for 128 points.
+    /// Reserves the exact capacity: a growing queue would reserve 128 points.
     fn default() -> Self {
         Self(VecDeque::with_capacity(POINTS))
     }
@@ -153,10 +153,10 @@ impl Track {
     }
 }
 
-/// The last minutes.
+/// The points of the last minutes.
 #[derive(Debug, Default)]
 pub struct Kept {
-    /// The moment, the time and the traffic of the last sample.
+    /// The instant, the time and the traffic of the last sample.
     last: Option<(Instant, Timestamp, Traffic)>,
     total: Track,
     services: BTreeMap<ObjectName, Track>,
@@ -169,14 +169,14 @@ impl Kept {
         self.last.as_ref().map(|(_, _, traffic)| traffic)
     }
 
-    /// Returns true if a sample of this moment is a step behind the last one, or nearly.
+    /// Returns true if about a step has passed between the last sample and `at`.
     pub fn is_due(&self, at: Instant) -> bool {
         self.last
             .as_ref()
             .is_none_or(|(before, ..)| at.saturating_duration_since(*before) >= STEP / 2)
     }
 
-    /// Takes a sample that is due. The first one only gives the next one something to compare with.
+    /// Takes a sample that is due. The first sample only serves as the base of the next.
     pub fn take(&mut self, at: Instant, time: Timestamp, now: Traffic) {
         let Some((before_at, _, before)) = &self.last else {
             self.last = Some((at, time, now));
@@ -208,8 +208,8 @@ impl Kept {
         }
     }
 
-    /// Keeps other Services: the busiest in the room that is left, and in the place of quieter
-    /// ones.
+    /// Admits the busiest Services without points: into free room, then in place of quieter
+    /// Services.
     fn admit(&mut self, mut points: Vec<(ObjectName, Point)>) {
         points.sort_by(|(_, a), (_, b)| b.activity().total_cmp(&a.activity()));
         let beyond = points.split_off(
@@ -238,7 +238,7 @@ impl Kept {
         }
     }
 
-    /// Returns the history, with that of one Service alone if `only` names one as `NAMESPACE/NAME`.
+    /// Returns the history; with `only`, that of the Service `NAMESPACE/NAME` alone.
     pub fn view(&self, only: Option<&str>) -> HistoryView {
         let points = self.total.0.len();
         let is_wanted = |name: &ObjectName| only.is_none_or(|only| only == name.to_string());
@@ -286,7 +286,7 @@ impl Traffic {
     }
 }
 
-/// Returns the number of steps in the time between two samples.
+/// Returns the number of steps between two samples.
 fn steps(passed: Duration) -> usize {
     let steps = passed.as_secs_f64() / STEP.as_secs_f64();
     #[expect(
@@ -298,7 +298,7 @@ fn steps(passed: Duration) -> usize {
     steps
 }
 
-/// Returns the arrays of a series, with gaps before the Service was kept.
+/// Returns the arrays of a series, with gaps before the Service was admitted.
 fn series(track: &Track, points: usize) -> SeriesView {
     let gap = points.saturating_sub(track.0.len());
     let array = |value: fn(&Point) -> f32| {
@@ -336,7 +336,7 @@ fn series(track: &Track, points: usize) -> SeriesView {
     }
 }
 
-/// Rounds to a part of this size.
+/// Rounds to a multiple of 1/`parts`.
 fn rounded(value: f32, parts: f64) -> f64 {
     (f64::from(value) * parts).round() / parts
 }

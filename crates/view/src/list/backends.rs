@@ -16,7 +16,7 @@ use crate::{BackendView, ServiceView, latency};
 pub struct BackendRow {
     pub namespace: String,
     pub service: String,
-    /// The name of the port; empty if the port has none.
+    /// The name of the port; empty for a port without a name.
     pub port_name: String,
     pub protocol: String,
     pub port: u16,
@@ -39,7 +39,7 @@ pub enum BackendOrder {
 }
 
 impl BackendOrder {
-    /// Sorts backends; those that are equal in the column keep their order.
+    /// Sorts the backends; the sort is stable.
     pub fn sort<T>(self, rows: &mut [T], row: impl Fn(&T) -> &BackendRow) {
         match self {
             Self::Service => {}
@@ -73,7 +73,7 @@ impl BackendRow {
         })
     }
 
-    /// Returns the service port as `name/TCP`, or `80/TCP` where it has no name.
+    /// Returns the service port as `name/TCP`, or `80/TCP` for a port without a name.
     pub fn port(&self) -> String {
         let port = if self.port_name.is_empty() {
             self.port.to_string()
@@ -83,7 +83,7 @@ impl BackendRow {
         format!("{port}/{}", self.protocol)
     }
 
-    /// Returns the sets that give new flows this backend.
+    /// Returns the sets from which new flows choose this backend.
     pub fn sets(&self) -> String {
         let BackendView {
             in_cluster_set,
@@ -99,7 +99,7 @@ impl BackendRow {
         list(sets.iter().filter(|(is_in, _)| *is_in).map(|(_, set)| set))
     }
 
-    /// Returns one word for the three conditions and the weight 0, or for a silence beside them.
+    /// Returns the state in one word: the endpoint's conditions, the weight 0, or the health.
     pub fn state(&self) -> Cell {
         let backend = &self.backend;
         if backend.ejected || backend.set_aside {
@@ -117,7 +117,7 @@ impl BackendRow {
         }
     }
 
-    /// Returns the weight, which is marked where it gives no new flows.
+    /// Returns the weight; a weight of 0, which takes no new flows, is marked.
     pub fn weight(&self) -> Cell {
         if self.backend.weight == 0 {
             yellow(0)
@@ -215,7 +215,7 @@ impl Listed for BackendRow {
         )
     }
 
-    /// Returns the pod, or the address of a backend that is none.
+    /// Returns the pod, or the address of a backend without a pod.
     fn name(&self) -> String {
         match &self.backend.pod {
             Some(pod) => format!("pod/{pod}"),

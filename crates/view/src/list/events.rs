@@ -8,7 +8,7 @@ use crate::output::{Narrow, cell, yellow};
 use crate::{EventView, age};
 
 impl Listed for EventView {
-    /// An entry that made room for others is no news.
+    /// The agent drops old entries to make room.
     const TELLS_GONE: bool = false;
     const NARROW: Narrow<'static> = Narrow {
         optional: &["COUNT", "TYPE", "REASON"],
@@ -47,7 +47,7 @@ impl Listed for EventView {
         Some(self.last_seen)
     }
 
-    /// Returns the parts by which the agent tells entries apart.
+    /// Returns the fields that identify an entry in the agent.
     fn key(&self) -> String {
         format!(
             "{} {} {} {} {}",
@@ -70,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// A key that two entries share would have `-w` show both at each look.
+    /// Two entries with the same key would make `-w` print both at each read.
     #[test]
     fn entries_about_different_services_have_different_keys() {
         let about = |service: &str| -> EventView {

@@ -25,7 +25,7 @@ impl Listed for FlowView {
     }
 
     fn cells(&self, wide: bool) -> Vec<Cell> {
-        // Shown only where the backend sees another source than the client's own.
+        // Shown only if the backend sees another source than the client's address.
         let source = if self.source == self.client {
             String::new()
         } else {

@@ -127,8 +127,7 @@ impl Listed for ServiceView {
     }
 }
 
-/// Returns the traffic policies, internal and external, and whether pods of this node answer
-/// instead.
+/// Returns the internal and external traffic policies, and whether a local redirect serves instead.
 fn policies(service: &ServiceView) -> String {
     let redirected = if service.ports.iter().any(|port| port.redirected) {
         ", redirected"
@@ -141,7 +140,7 @@ fn policies(service: &ServiceView) -> String {
     )
 }
 
-/// Returns the ways to a Service's backends, each once.
+/// Returns the paths to a Service's backends, deduplicated.
 fn ways(service: &ServiceView) -> BTreeSet<&str> {
     let backends = service.ports.iter().flat_map(|port| &port.backends);
     backends
@@ -149,8 +148,8 @@ fn ways(service: &ServiceView) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Formats a port as kubectl does, with an exclamation mark if not all of its frontends are in
-/// force.
+/// Formats a port as kubectl does, with an exclamation mark if a frontend of the port is not
+/// programmed.
 pub fn port(port: &PortView) -> String {
     let node_port = port
         .node_port
@@ -168,7 +167,7 @@ pub fn port(port: &PortView) -> String {
     format!("{}{node_port}/{}{mark}", port.port, port.protocol)
 }
 
-/// Counts the backends that take traffic and all listed backends, each once.
+/// Counts the backends that take traffic, and all listed backends.
 fn backends(service: &ServiceView) -> Cell {
     let (in_use, all) = service.backends_in_use();
     let text = format!("{in_use}/{all}");

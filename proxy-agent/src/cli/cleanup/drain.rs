@@ -1,4 +1,4 @@
-//! `kpx cleanup --drain`: waits until all open flows have ended.
+//! `kpx cleanup --drain`: waits for the end of all open flows.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use proxy_datapath::object;
 use proxy_datapath::{Drain, find};
 use proxy_net::{Handle, filter};
 
-/// The time between two counts of the flows.
+/// Time between two counts of the flows.
 const PERIOD: Duration = Duration::from_millis(500);
 
 /// Drains, and prints each change of the number of open flows to standard error. Returns true if no
 /// flow is left.
 pub(super) async fn drain(bpf_dir: &Path, timeout: Duration, handle: &Handle) -> Result<bool> {
     let drain = match Drain::open(bpf_dir)? {
-        // The pins went with a container, and the filters are still attached.
+        // The pins ended with a container, and the filters are still attached.
         None => Drain::of(find(object::embedded()?, &filter::ours(handle).await?)?)?,
         drain => drain,
     };

@@ -1,5 +1,5 @@
-//! Removes what kube-proxy made for its mode ipvs, beside rules: virtual servers, a device, ipsets,
-//! settings.
+//! Removes the state of kube-proxy's IPVS mode other than rules: virtual servers, the device,
+//! ipsets, sysctls.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,8 +18,9 @@ use proxy_net::{Handle, ipset, sysctl};
 
 use super::Removed;
 
-/// The ipsets of kube-proxy without `KUBE-`. Those for IPv6 have `6-` there, and lose letters
-/// beyond the kernel's length. kube-router and k3s have other sets with that beginning.
+/// The names of kube-proxy's ipsets without the prefix `KUBE-`. IPv6 sets have `6-` after the
+/// prefix, and their names are cut to the kernel's length. kube-router and k3s have other sets with
+/// this prefix.
 const SETS: [&str; 17] = [
     "LOOP-BACK",
     "CLUSTER-IP",
@@ -42,23 +43,23 @@ const SETS: [&str; 17] = [
 const NODE_PORT_TCP: &str = "NODE-PORT-TCP";
 const NODE_PORT_UDP: &str = "NODE-PORT-UDP";
 const NODE_PORT_SCTP: &str = "NODE-PORT-SCTP-HASH";
-/// The longest name of an ipset in letters.
+/// The maximum length of an ipset's name in letters.
 const NAME_MAX: usize = 31;
 
-/// The times that a set is tried, and the pause between: the kernel lets go of a removed rule's set
-/// a moment later.
+/// The number of attempts per set. The pause between them follows: the kernel releases the set of a
+/// removed rule a moment later.
 const TRIES: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The most virtual servers that a note names.
+/// The maximum number of virtual servers in a note.
 const NAMED: usize = 4;
 
-/// The settings of `strictARP`, and the kernel's own values.
+/// The sysctls of `strictARP`: key, kube-proxy's value, the kernel's default.
 const STRICT_ARP: [(&str, &str, &str); 2] = [
     ("ipv4/conf/all/arp_ignore", "1", "0"),
     ("ipv4/conf/all/arp_announce", "2", "0"),
 ];
-/// The places where an operator asks for settings at boot.
+/// The folders of sysctls that are set at boot.
 const SYSCTL_FOLDERS: [&str; 4] = [
     "/etc/sysctl.d",
     "/run/sysctl.d",
@@ -66,9 +67,9 @@ const SYSCTL_FOLDERS: [&str; 4] = [
     "/usr/lib/sysctl.d",
 ];
 
-/// Removes the virtual servers of kube-proxy outside of the excluded networks, and the device.
-/// Without the servers the host's own packets meet kpx. The device goes last, because its addresses
-/// show which servers are kube-proxy's.
+/// Removes kube-proxy's virtual servers outside the excluded networks, then the device. Without the
+/// servers, kpx translates the host's own packets. The device is last, because its addresses
+/// identify kube-proxy's servers.
 pub(super) async fn remove_servers(
     handle: &Handle,
     excluded: &[IpNet],
@@ -106,7 +107,7 @@ pub(super) async fn remove_servers(
     Ok(())
 }
 
-/// Names virtual servers in their order, and counts those beyond some.
+/// Lists virtual servers, and counts those above the limit.
 fn places(mut servers: Vec<VirtualServer>) -> String {
     servers.sort();
     let mut places: Vec<_> = servers
@@ -120,7 +121,7 @@ fn places(mut servers: Vec<VirtualServer>) -> String {
     places.join(", ")
 }
 
-/// Removes the ipsets, which no rule may name any more.
+/// Removes the ipsets. No rule may refer to them.
 pub(super) async fn remove_sets(removed: &mut Removed) -> Result<()> {
     let ours: BTreeSet<_> = SETS
         .into_iter()
@@ -133,7 +134,7 @@ pub(super) async fn remove_sets(removed: &mut Removed) -> Result<()> {
         .iter()
         .filter(|name| ours.contains(*name))
     {
-        // The first failure has waited long enough for the kernel.
+        // The first set has waited long enough for the kernel.
         let result = if failure.is_none() {
             destroy(name).await
         } else {
@@ -141,7 +142,7 @@ pub(super) async fn remove_sets(removed: &mut Removed) -> Result<()> {
         };
         match result {
             Ok(is_destroyed) => destroyed += usize::from(is_destroyed),
-            // A rule of another program may name one of them: the others go all the same.
+            // A foreign rule may refer to a set: the remaining sets are removed.
             Err(error) => {
                 failure = failure.or(Some(
                     anyhow!(error).context(format!("destroy the ipset {name}")),
@@ -172,8 +173,8 @@ fn name(infix: &str, set: &str) -> String {
         .collect()
 }
 
-/// Returns a test whether kube-proxy made a virtual server: at an address of its device, or a node
-/// port at an address of the host.
+/// Returns a predicate for virtual servers that kube-proxy made: at an address of its device, or at
+/// a node port of a host's address.
 async fn proxys(has_device: bool) -> Result<impl Fn(&VirtualServer) -> bool> {
     let mut node_ports = BTreeSet::new();
     for (proto, set) in [
@@ -215,8 +216,8 @@ fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
 }
 
-/// Changes back the settings of `strictARP`, where exactly these are set and no file asks for them
-/// at boot.
+/// Restores the sysctls of `strictARP` if they have exactly these values and no file sets them at
+/// boot.
 fn relax_arp(removed: &mut Removed) -> Result<()> {
     let has =
         |(key, strict, _): &(&str, &str, &str)| Ok(sysctl::read(key)?.as_deref() == Some(*strict));
@@ -241,8 +242,8 @@ fn relax_arp(removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if a file for the host's boot names one of the settings. A container sees the
-/// host's below its first process.
+/// Returns true if a boot file of the host sets one of the sysctls. In a container, the host's
+/// files are below the root of process 1.
 fn are_wanted() -> bool {
     let roots = ["", "/proc/1/root"];
     let folders = roots

@@ -1,6 +1,6 @@
-//! Keeps the connections that kube-proxy opened when its rules are removed. The kernel goes on
-//! translating them only while some rule of the same tool wants NAT and connection tracking. On a
-//! node where kube-proxy had the only such rules, the kernel would cut all of them.
+//! Keeps kube-proxy's open connections when its rules are removed. The kernel translates them only
+//! while some rule of the same tool registers NAT and connection tracking. If kube-proxy had the
+//! only such rules, removing them would cut all its connections.
 
 use std::process::Command;
 
@@ -12,10 +12,10 @@ use proxy_check::KubeProxyRules;
 use proxy_net::netfilter::tables_with;
 use proxy_net::nft::{self, Family};
 
-/// The name of our table, and the comment of our rule.
+/// The name of kpx's table, and the comment of its rule.
 const KEEP: &str = "kpx-keep";
 
-/// The tools that may show our rules, and those that change them.
+/// The tools that may list the rules, and the tools that change them.
 const TOOLS: [(&str, &str); 4] = [
     ("iptables-legacy-save", "iptables-legacy"),
     ("ip6tables-legacy-save", "ip6tables-legacy"),
@@ -23,7 +23,7 @@ const TOOLS: [(&str, &str); 4] = [
     ("ip6tables-nft-save", "ip6tables-nft"),
 ];
 
-/// Makes an nftables table that changes nothing: new connections pass its chain, and open ones
+/// Creates an nftables table without effect: new connections pass its chain, and open connections
 /// never reach it.
 pub(super) fn keep_by_nft(family: Family, removed: &mut Removed) -> Result<()> {
     nft::make_keeper(family, KEEP)?;
@@ -31,7 +31,7 @@ pub(super) fn keep_by_nft(family: Family, removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Makes a rule of legacy iptables with the same effect.
+/// Creates a legacy iptables rule with the same effect.
 pub(super) fn keep_by_iptables(tool: &str, removed: &mut Removed) -> Result<()> {
     let rule = "-w -t nat -A POSTROUTING -m conntrack --ctstate ESTABLISHED -m comment --comment kpx-keep -j RETURN";
     run(tool, &rule.split(' ').collect::<Vec<_>>())?;
@@ -39,7 +39,7 @@ pub(super) fn keep_by_iptables(tool: &str, removed: &mut Removed) -> Result<()> 
     Ok(())
 }
 
-/// Removes these tables and rules, which cuts the connections that still need them.
+/// Removes these tables and rules. Connections that depend on them are cut.
 pub(super) fn remove(removed: &mut Removed) -> Result<()> {
     for family in nft::families_of(KEEP)? {
         nft::remove_table(family, KEEP)?;
@@ -60,8 +60,8 @@ pub(super) fn remove(removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Removes these tables and rules once kube-proxy's own rules want NAT again. Until then the tables
-/// and rules stay, and a note says so.
+/// Removes these tables and rules once kube-proxy's rules use NAT again. Otherwise they stay, and a
+/// note reports them.
 pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     let found = KubeProxyRules::find()?;
     let mut translates_again = found.chains.iter().any(|chains| chains.table == "nat");
@@ -80,8 +80,8 @@ pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Names the rules of iptables that are left because no iptables is installed here, as in kpx's
-/// image. Earlier versions of kpx made them in tables of nftables as well.
+/// Reports the iptables rules that remain because no iptables is installed, as in kpx's image.
+/// Earlier versions of kpx made such rules in nftables' tables too.
 pub(super) async fn name_left(removed: &mut Removed) -> Result<()> {
     if removed.notes(KEEP) {
         return Ok(());
@@ -98,8 +98,7 @@ fn table(family: Family) -> String {
     format!("the nftables table {} {KEEP}", family.name())
 }
 
-/// Returns our rules that exist, each with the tool that removes it. A tool that is asked for all
-/// tables makes none.
+/// Returns the existing rules, each with the tool that removes it. Listing all tables creates none.
 fn rules() -> impl Iterator<Item = (&'static str, String)> {
     TOOLS.into_iter().flat_map(|(save, tool)| {
         let saved = output(save, &[]).unwrap_or_default();
@@ -112,7 +111,7 @@ fn rules() -> impl Iterator<Item = (&'static str, String)> {
     })
 }
 
-/// Returns the output of a tool; None if the tool is not installed, or fails.
+/// Returns the output of a tool; `None` if the tool is missing or fails.
 fn output(tool: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(tool).args(arguments).output().ok()?;
     output
@@ -121,7 +120,7 @@ fn output(tool: &str, arguments: &[&str]) -> Option<String> {
         .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns true if kube-proxy's table of a family translates anything.
+/// Returns true if kube-proxy's table of a family translates packets.
 pub(super) fn translates(family: Family) -> Result<bool> {
     let mut chains = nft::chains()?.into_iter();
     Ok(chains.any(|chain| chain.is_nat && chain.family == family && chain.table == "kube-proxy"))

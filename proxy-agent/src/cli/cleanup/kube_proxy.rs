@@ -1,5 +1,5 @@
-//! Removes the leftovers of kube-proxy, as `kube-proxy --cleanup` does: rules of nftables by netlink,
-//! those of legacy iptables with its tools.
+//! Removes kube-proxy's leftovers like `kube-proxy --cleanup`: nftables' rules by netlink, legacy
+//! iptables' with its tools.
 
 use std::process::Command;
 
@@ -16,8 +16,8 @@ pub(super) async fn remove(
     removed: &mut Removed,
 ) -> Result<()> {
     let rules = KubeProxyRules::find()?;
-    // Without the rules that masquerade, the servers would lead the host's own packets to backends
-    // that cannot answer.
+    // Without the masquerading rules, the virtual servers would send the host's packets to backends
+    // that cannot reply.
     ipvs::remove_servers(handle, excluded, removed).await?;
     for &family in &rules.tables {
         if keep::translates(family)? {
@@ -43,7 +43,7 @@ pub(super) async fn remove(
             chains.table
         ));
     }
-    // A set that a rule names cannot go before it.
+    // A set can be removed only after the rules that refer to it.
     ipvs::remove_sets(removed).await?;
     ensure!(
         !rules.unknown,
@@ -52,8 +52,8 @@ pub(super) async fn remove(
     Ok(())
 }
 
-/// Removes chains: first the jumps to them, then their rules, which may jump to one another, then
-/// the chains.
+/// Removes chains: first the jumps to them, then their rules, which may jump between them, then the
+/// chains.
 fn remove_chains(chains: &Chains) -> Result<()> {
     let Chains {
         tool,
@@ -96,7 +96,7 @@ pub(super) fn run(tool: &str, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Splits a rule as `iptables-save` prints it: words with blanks are in quotation marks.
+/// Splits a rule of `iptables-save`; words with spaces are quoted.
 pub(super) fn words(rule: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut quoted = false;

@@ -1,5 +1,4 @@
-//! Finds what a kube-proxy on this node is configured to do: kernel parameters that kpx must not
-//! change back, and IPVS.
+//! Reads the configuration of this node's kube-proxy: sysctls that kpx must not restore, and IPVS.
 
 use std::fs;
 
@@ -10,13 +9,13 @@ use crate::conntrack;
 use proxy_check::{KubeProxyRules, kube_proxies};
 use proxy_net::changes::Wanted;
 
-/// The configuration of kube-proxy that leaves everything at its default.
+/// A configuration of kube-proxy with all defaults.
 const DEFAULTS: &str =
     "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration}";
 
-/// Returns the parameters of connection tracking that the kube-proxy of this node sets; none
-/// without a kube-proxy. The parameters come from kube-proxy's own configuration if that can be
-/// read. If not, or if only kube-proxy's rules are left, the defaults count.
+/// Returns the conntrack sysctls that this node's kube-proxy sets; empty without a kube-proxy. The
+/// values come from kube-proxy's configuration, or are the defaults if it is unreadable or only
+/// rules are left.
 pub(crate) fn kube_proxys_sysctls() -> Wanted {
     let running = kube_proxies().unwrap_or_default();
     let has_rules = || KubeProxyRules::find().is_ok_and(|rules| !rules.is_empty());
@@ -31,7 +30,7 @@ pub(crate) fn kube_proxys_sysctls() -> Wanted {
         .unwrap_or_default()
 }
 
-/// Returns the networks that a kube-proxy on this node excludes from what it does with IPVS.
+/// Returns the networks that this node's kube-proxy excludes from IPVS.
 pub(crate) fn kube_proxys_excluded() -> Vec<IpNet> {
     let own = kube_proxies()
         .unwrap_or_default()
@@ -47,15 +46,14 @@ pub(crate) fn kube_proxys_excluded() -> Vec<IpNet> {
         .unwrap_or_default()
 }
 
-/// Reads the `--config` file of a process, below the root directory of that process.
+/// Reads the `--config` file of a process, below the root directory of the process.
 fn configuration(process: u32) -> Option<String> {
     let line = fs::read_to_string(format!("/proc/{process}/cmdline")).ok()?;
     let path = config_path(&line)?;
     fs::read_to_string(format!("/proc/{process}/root/{path}")).ok()
 }
 
-/// Finds the value of `--config` in a command line as the kernel shows it. Other flags begin with
-/// the same letters.
+/// Returns the value of `--config` in a line of `/proc/PID/cmdline`. Other flags share the prefix.
 fn config_path(line: &str) -> Option<&str> {
     let mut words = line.split('\0');
     let value = words.find_map(|word| {

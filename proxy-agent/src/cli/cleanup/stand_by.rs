@@ -1,6 +1,6 @@
-//! `kpx cleanup --drain --stand-by`: the way back to kube-proxy for a whole cluster. The image of
-//! kube-proxy's DaemonSet was replaced by kpx's, and is changed back. kpx's programs then stay on
-//! each node, without an agent to update them.
+//! `kpx cleanup --drain --stand-by`: returns a whole cluster to kube-proxy. kpx's image had
+//! replaced the image of kube-proxy's DaemonSet, and the operator restores it. Then kpx's programs
+//! remain on each node without an agent.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixListener;
@@ -20,17 +20,17 @@ use super::{CleanupArgs, once};
 use proxy_check::holds_lock;
 use proxy_net::{Handle, anchor, filter, lock};
 
-/// The time between two looks at the node.
+/// Time between two checks of the node.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The time limit for an answer of kube-proxy.
+/// Time limit for a response of kube-proxy.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The default ports of kube-proxy.
+/// kube-proxy's default ports.
 const HEALTHZ: u16 = 10_256;
 const METRICS: u16 = 10_249;
-/// The metric of kube-proxy that is 0 until kube-proxy has written rules.
+/// kube-proxy's metric that is 0 until kube-proxy has written rules.
 const LAST_SYNC: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
 
-/// Cleans up each time kube-proxy has taken kpx's place. SIGTERM ends it.
+/// Cleans up each time kube-proxy has replaced kpx. SIGTERM ends it.
 pub(super) async fn stand_by(args: &CleanupArgs, time: Duration, handle: &Handle) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let work = async {
@@ -47,14 +47,14 @@ pub(super) async fn stand_by(args: &CleanupArgs, time: Duration, handle: &Handle
     }
 }
 
-/// Waits until kpx left state here, no kpx runs, and kube-proxy has served for `time`. Returns
+/// Waits until state of kpx is left, no kpx runs, and kube-proxy has served for `time`. Returns
 /// kpx's lock, which keeps kpx from starting.
 async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
     let period = PERIOD.min(time / 2).max(Duration::from_millis(100));
     let mut since: Option<Instant> = None;
     loop {
         let kpx_runs = holds_lock()?;
-        // The list of sockets is long on a busy node, so a kpx that runs is looked for less often.
+        // A busy node has a long list of sockets, so the check for a running kpx is less frequent.
         sleep(if kpx_runs {
             period.max(time / 6)
         } else {
@@ -63,7 +63,7 @@ async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
         .await;
         let is_replaced = !kpx_runs && is_left(handle).await? && kube_proxy_serves().await;
         since = is_replaced.then(|| since.unwrap_or_else(Instant::now));
-        // A kpx may start at this very moment.
+        // A kpx may start in this moment.
         if since.is_some_and(|since| since.elapsed() >= time)
             && let Ok(lock) = lock::take()
         {
@@ -72,14 +72,13 @@ async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
     }
 }
 
-/// Returns true if state of kpx is left on this host.
+/// Returns true if this host has state of kpx.
 async fn is_left(handle: &Handle) -> Result<bool> {
     Ok(anchor::exists(handle).await? || !filter::ours(handle).await?.is_empty())
 }
 
-/// Returns true if kube-proxy says that it is healthy and has written rules. Health alone is not
-/// enough, because kube-proxy is healthy from its start. If its metrics are elsewhere, health must
-/// do.
+/// Returns true if kube-proxy is healthy and has written rules. kube-proxy is healthy from its
+/// start, so health suffices only if the metrics are not at the default port.
 async fn kube_proxy_serves() -> bool {
     let is_healthy = get(HEALTHZ, "/healthz")
         .await

@@ -1,4 +1,4 @@
-//! The backends of one Service, as two samples of an agent show them. Pure.
+//! The backends of a Service, computed from two samples of an agent. Pure.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -35,12 +35,12 @@ const NARROW: Narrow<'static> = Narrow {
     sentence: None,
 };
 
-/// The backends of a Service, in the order of ports and addresses.
+/// The backends of a Service, by port and address.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Backends {
     /// The Service as `namespace/name`.
     pub(super) service: String,
-    /// None if the agent serves no such Service any more.
+    /// `None` if the agent no longer has the Service.
     pub(super) rows: Option<Vec<Row>>,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Row {
     pub(super) connect: ConnectRates,
 }
 
-/// Computes the connections of a Service's backends between two samples.
+/// Computes the connect rates of a Service's backends between two samples.
 pub(super) fn backends(before: &Sample, now: &Sample, service: &str) -> Backends {
     let secs = seconds(before, now);
     let old: BTreeMap<_, _> = find(before, service)
@@ -141,8 +141,8 @@ fn cells(
         .collect()
 }
 
-/// Returns what the backend is used for: `in use`, or why not. The words are those of
-/// `kpx backends`.
+/// Returns the use of the backend: `in use`, or the reason against it, in the words of `kpx
+/// backends`.
 fn state(backend: &BackendView) -> &'static str {
     if backend.ejected || backend.set_aside {
         return "ejected";

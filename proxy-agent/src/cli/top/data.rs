@@ -17,10 +17,9 @@ pub(super) struct Traffic<'a> {
     node_name: &'a str,
     health: &'a str,
     problems: &'a [String],
-    /// The seconds between the samples.
     interval_secs: f64,
     services: Vec<OfService<'a>>,
-    /// The backends of the Service that was asked for.
+    /// The backends of the selected Service.
     #[serde(skip_serializing_if = "Option::is_none")]
     backends: Option<Vec<OfBackend<'a>>>,
     /// The sum over the listed Services.

@@ -1,4 +1,4 @@
-//! Handles the keys.
+//! Handles key presses.
 
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
 
@@ -10,11 +10,10 @@ pub(super) enum Act {
     Quit,
 }
 
-/// The list of keys, for the last line of a screen of 80 columns. An initial is the key of its
-/// column.
+/// The last line of a screen of 80 columns. A column's initial is the key that sorts by it.
 pub(super) const HELP: &str =
     "q quit  / filter  Enter backends  sort: Opened Packets Bytes Unserved Flows Name";
-/// The keys while the backends of a Service are shown.
+/// The last line while a Service's backends are shown.
 pub(super) const HELP_BACKENDS: &str = "q quit  Esc all Services  arrows scroll";
 
 pub(super) fn press(event: &Event, view: &mut View) -> Act {
@@ -32,7 +31,7 @@ pub(super) fn press(event: &Event, view: &mut View) -> Act {
         return Act::Stay;
     }
     let code = match key.code {
-        // A terminal sends Ctrl-J for a line end.
+        // A terminal sends Ctrl-J for a line feed.
         KeyCode::Char('j') if key.modifiers.contains(KeyModifiers::CONTROL) => KeyCode::Enter,
         KeyCode::Char(letter) => KeyCode::Char(letter.to_ascii_lowercase()),
         code => code,

@@ -1,4 +1,4 @@
-//! Computes the shown rows from two samples of an agent. Pure.
+//! Computes the rows from two samples of an agent. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -13,13 +13,13 @@ use proxy_view::rates::{self, Rates, Reading, number, per_second};
 use proxy_view::status::Status;
 use proxy_view::{Selector, ServiceView};
 
-/// The state of an agent at one moment.
+/// The state of an agent at one time.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) status: Status,
     pub(super) services: Vec<ServiceView>,
-    /// The reason why there is no newer sample.
+    /// The error of the last attempt to sample.
     pub(super) problem: Option<String>,
 }
 
@@ -32,15 +32,15 @@ pub(super) struct View {
     pub(super) selector: Selector,
     /// True while the user types the filter.
     pub(super) typing: bool,
-    /// The row that Enter opens, by its place.
+    /// The index of the selected row.
     pub(super) cursor: usize,
-    /// The number of rows above the first shown row, as they were drawn last.
+    /// The number of rows scrolled away, as last drawn.
     pub(super) scroll: usize,
-    /// The name of the Service at the cursor, as it was drawn last.
+    /// The name of the selected Service, as last drawn.
     pub(super) selected: Option<String>,
     /// The Service whose backends are shown.
     pub(super) open: Option<String>,
-    /// The cursor among the Services while backends are shown.
+    /// The selected Service's index while backends are shown.
     pub(super) behind: usize,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Rows {
     pub(super) services: Vec<Row>,
     /// The sum over all Services that match the filter.
     pub(super) total: Rates,
-    /// The dropped and rejected packets per second by reason, the highest rate first.
+    /// The dropped and rejected packets per second by reason, highest first.
     pub(super) reasons: Vec<(String, f64)>,
 }
 
@@ -71,8 +71,8 @@ pub(super) struct Rows {
 pub(super) struct Header {
     pub(super) node_name: String,
     pub(super) version: String,
-    /// The state in the words of `kpx status`: `healthy`, `unhealthy`,
-    /// `waiting for the first lists`.
+    /// The state in the words of `kpx status`: `healthy`, `unhealthy`, `waiting for the first
+    /// lists`.
     pub(super) health: &'static str,
     pub(super) problems: Vec<String>,
     pub(super) services: usize,
@@ -85,7 +85,7 @@ pub(super) struct Row {
     /// The name as `namespace/name`.
     pub(super) name: String,
     pub(super) rates: Rates,
-    /// The numbers of backends that take traffic, and of all that are listed.
+    /// The number of backends that take traffic. The number of all listed backends follows.
     pub(super) in_use: usize,
     pub(super) listed: usize,
 }
@@ -113,7 +113,7 @@ pub(super) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
     let mut all = Reading::default();
     let mut row = |service: &ServiceView| {
         let name = full_name(service);
-        // The counts of a new Service started at 0.
+        // The counts of a new Service began at 0.
         let none = Reading::default();
         let change = Reading::of(service).since(old.get(&name).unwrap_or(&none));
         all = std::mem::take(&mut all).plus(&change);
@@ -139,7 +139,7 @@ pub(super) fn rows(before: &Sample, now: &Sample, view: &View) -> Rows {
         .filter(|service| full_name(service).contains(&view.filter));
     let mut services: Vec<_> = shown.map(&mut row).collect();
     services.sort_by(|a, b| a.name.cmp(&b.name));
-    // The Services that refuse most come first among equal ones in the column.
+    // Services with equal values are sorted by unserved packets.
     if view.sort != Sort::Name {
         services.sort_by(|a, b| b.rates.unserved().total_cmp(&a.rates.unserved()));
     }
@@ -203,7 +203,7 @@ fn reasons(before: &Status, now: &Status, secs: f64) -> Vec<(String, f64)> {
     rates
 }
 
-/// Formats the rows where there is no terminal.
+/// Formats the rows for an output that is not a terminal.
 pub(super) fn text(rows: &Rows, form: Form) -> String {
     let header: Vec<_> = ["SERVICE"]
         .into_iter()
@@ -216,7 +216,7 @@ pub(super) fn text(rows: &Rows, form: Form) -> String {
             .into()
     });
     let mut total: Vec<_> = cells("total", &rows.total, String::new()).map(cell).into();
-    // A total of backends would count one several times.
+    // A sum of backends would count shared backends several times.
     if let Some(backends) = total.last_mut() {
         *backends = Cell::new("");
     }
@@ -257,7 +257,7 @@ pub(super) fn cells(name: &str, rates: &Rates, backends: String) -> [String; 11]
     ]
 }
 
-/// Names the reasons with their rates; None if all was served.
+/// Lists the reasons with their rates; `None` if everything was served.
 pub(super) fn unserved(rows: &Rows) -> Option<String> {
     let reasons: Vec<_> = rows
         .reasons

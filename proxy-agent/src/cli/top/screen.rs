@@ -17,18 +17,18 @@ use super::rows::{Row, Rows, Sort, View, cells, unserved};
 use proxy_view::output::Form;
 use proxy_view::rates;
 
-/// The problems that fit above the table.
+/// The maximum number of problems above the table.
 const PROBLEMS_MAX: usize = 3;
-/// The columns' widths; the first one takes the rest of the line.
+/// The widths of the columns; the first column takes the rest of the line.
 const WIDTHS: [usize; 11] = [0, 8, 9, 8, 10, 8, 8, 9, 8, 8, 8];
 const GAP: usize = 2;
-/// The narrowest first column.
+/// The minimum width of the first column.
 const NAME_WIDTH_MIN: usize = 12;
-/// The columns of connections, which a terminal with less room than this leaves out.
+/// The columns of connections. A terminal too narrow for them omits them.
 const CONNECT: std::ops::Range<usize> = 5..9;
 const CONNECT_WIDTH: usize = 120;
 
-/// The terminal in raw mode, on its alternate screen. Drop gives the shell its terminal back.
+/// The terminal in raw mode, on its alternate screen. Drop restores it.
 pub(super) struct Screen {
     output: Stdout,
 }
@@ -60,8 +60,8 @@ impl Screen {
     fn write(&mut self, lines: &[Line]) -> std::io::Result<()> {
         queue!(self.output, BeginSynchronizedUpdate)?;
         for (row, line) in (0_u16..).zip(lines) {
-            // A terminal that waits at the end of a full line would take its last character for the
-            // rest of the line.
+            // The line is cleared before it is printed: after a full line the cursor stays on the
+            // last character, and clearing would erase it.
             queue!(self.output, MoveTo(0, row), Clear(ClearType::CurrentLine))?;
             for (style, text) in &line.0 {
                 queue!(self.output, PrintStyledContent(style.apply(text)))?;
@@ -74,7 +74,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A terminal that is gone needs no repair.
+        // A closed terminal needs no restoring.
         let _left = execute!(self.output, Show, LeaveAlternateScreen);
         let _cooked = disable_raw_mode();
     }
@@ -93,7 +93,7 @@ impl Line {
         Self(vec![(style, text)])
     }
 
-    /// Removes what a terminal of this width cannot show, and control characters.
+    /// Removes control characters, and what exceeds the terminal's width.
     fn cut(mut self, width: usize) -> Self {
         let mut room = width;
         for (_, text) in &mut self.0 {
@@ -135,7 +135,7 @@ fn head(rows: &Rows) -> Vec<Line> {
     lines
 }
 
-/// Adds the foot in the last line, and cuts what does not fit.
+/// Adds the last line, and cuts the lines to the screen.
 fn fitted(mut lines: Vec<Line>, foot: String, width: usize, height: usize) -> Vec<Line> {
     lines.resize_with(height.saturating_sub(1).max(lines.len()), Line::default);
     lines.push(Line::styled(with(Attribute::Dim), foot));
@@ -150,7 +150,7 @@ fn fitted(mut lines: Vec<Line>, foot: String, width: usize, height: usize) -> Ve
 /// to it.
 fn lines(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<Line> {
     let mut lines = head(rows);
-    // The names of the columns, the total and the keys stand beside the services.
+    // Three lines hold the column names, the total and the keys.
     let room = height.saturating_sub(lines.len() + 3);
     view.cursor = view.cursor.min(rows.services.len().saturating_sub(1));
     let last = rows.services.len().saturating_sub(room);
@@ -202,7 +202,7 @@ fn lines(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<Line>
     fitted(lines, foot, width, height)
 }
 
-/// Returns at most `height` lines about the backends of one Service.
+/// Returns at most `height` lines about a Service's backends.
 fn lines_of_backends(
     rows: &Rows,
     opened: &Backends,
@@ -255,8 +255,8 @@ fn header(rows: &Rows) -> Line {
     ])
 }
 
-/// Returns the style of a row's cell: red for packets that are not served, yellow for a Service
-/// without backends in use.
+/// Returns the style of a cell: red for unserved packets, yellow for a Service without backends in
+/// use.
 fn style(row: &Row, column: usize) -> ContentStyle {
     let connect = &row.rates.connect;
     match column {
@@ -299,7 +299,7 @@ fn column_names(sort: Sort, width: usize) -> Line {
     )
 }
 
-/// Returns the cells that fit with their columns, padded: names to the left, numbers to the right.
+/// Returns the columns that fit, padded: names left-aligned, numbers right-aligned.
 fn aligned(cells: [String; 11], width: usize) -> Vec<(usize, String)> {
     let is_shown = |column: &usize| width >= CONNECT_WIDTH || !CONNECT.contains(column);
     let numbers: usize = (1..WIDTHS.len())
@@ -335,14 +335,14 @@ fn sorted_by(sort: Sort) -> usize {
     }
 }
 
-/// Returns the screen's text without its styles.
+/// Returns the screen's text without styles.
 #[cfg(test)]
 pub(super) fn text(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<String> {
     let line = |line: &Line| line.0.iter().map(|(_, text)| text.as_str()).collect();
     lines(rows, view, width, height).iter().map(line).collect()
 }
 
-/// Returns the screen's text about the backends of a Service.
+/// Returns the screen's text about a Service's backends.
 #[cfg(test)]
 pub(super) fn text_of_backends(
     rows: &Rows,

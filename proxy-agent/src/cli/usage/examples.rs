@@ -1,9 +1,9 @@
 //! The examples of each command.
 
-/// A command line, and what it is for.
+/// A command line, and its purpose.
 pub(super) type Example = (&'static str, &'static str);
 
-/// The examples by command. Those of the parts of `cluster` are in proxy-cluster.
+/// The examples by command. The subcommands of `cluster` have theirs in proxy-cluster.
 pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "run",

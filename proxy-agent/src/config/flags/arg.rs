@@ -127,7 +127,7 @@ impl Flag {
                 .num_args(1)
                 .allow_hyphen_values(matches!(self.kind, Kind::Integer | Kind::Number)),
         };
-        // A repeated list is continued; any other repeated flag replaces the earlier value.
+        // A repeated list grows; any other repeated flag replaces the earlier value.
         let arg = match self.kind {
             Kind::List | Kind::Gates => arg.action(ArgAction::Append),
             _ => arg.action(ArgAction::Set).overrides_with(self.name),
@@ -223,8 +223,7 @@ impl Kind {
     }
 }
 
-/// Returns a parser of closed choices. An empty value is taken as well, and means the same as no
-/// flag.
+/// Returns a parser of a closed choice. An empty value is valid, and means unset.
 fn one_of(values: impl Iterator<Item = PossibleValue>) -> ValueParser {
     PossibleValuesParser::new(values.chain([PossibleValue::new("").hide(true)]))
         .map(Value::from)

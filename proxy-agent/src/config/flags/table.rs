@@ -1,4 +1,4 @@
-//! All flags. `docs/configuration.md` is written from here.
+//! All flags. `docs/configuration.md` is generated from this table.
 
 use super::{Effect, Flag, Kind};
 use crate::config::choice::{BackendHealth, LbAlgorithm, values};
@@ -12,7 +12,7 @@ use Kind::{
 };
 use proxy_datapath::Mechanism;
 
-/// The flags that `kpx trace` takes as well.
+/// The flags that `kpx trace` accepts too.
 pub(super) const OF_A_NODE: [&str; 10] = [
     "nodeport-addresses",
     "masquerade-all",
@@ -26,7 +26,7 @@ pub(super) const OF_A_NODE: [&str; 10] = [
     "external-ip-cidrs",
 ];
 
-/// The flags that `kpx check` takes as well.
+/// The flags that `kpx check` accepts too.
 pub(super) const OF_A_CHECK: [&str; 11] = [
     "config",
     "kpx-config",
@@ -171,7 +171,7 @@ const fn flag(name: &'static str, kind: Kind, effect: Effect, help: &'static str
     }
 }
 
-/// `help` says why.
+/// A flag without effect. `help` has the reason.
 const fn ignored(name: &'static str, kind: Kind, effect: Effect, help: &'static str) -> Flag {
     Flag {
         is_obeyed: false,
@@ -179,7 +179,7 @@ const fn ignored(name: &'static str, kind: Kind, effect: Effect, help: &'static 
     }
 }
 
-/// Fields without a flag, and why kpx does nothing with them.
+/// Fields without a flag, and the reason why kpx ignores them.
 #[cfg(test)]
 pub(in crate::config) const FIELDS_WITHOUT_FLAG: &[(&str, &str)] = &[
     (

@@ -1,4 +1,4 @@
-//! Compares the table of `docs/configuration.md` with the code. `UPDATE_EXPECT=1` rewrites the
+//! Compares the table in `docs/configuration.md` with the code. `UPDATE_EXPECT=1` rewrites the
 //! table.
 
 use std::collections::BTreeSet;

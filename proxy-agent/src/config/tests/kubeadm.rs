@@ -1,4 +1,4 @@
-//! Tests of kubeadm's ConfigMap kube-proxy, which has every field of the API, most of them empty.
+//! Tests of kubeadm's ConfigMap kube-proxy, which has every API field, most of them empty.
 
 use std::time::Duration;
 

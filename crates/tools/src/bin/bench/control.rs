@@ -1,4 +1,4 @@
-//! The section `control`: what a large cluster costs the agent. See `tools::control`.
+//! The section `control`: the agent's cost of a large cluster. See `tools::control`.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The section `data`: what Services cost on the way of packets.
+//! The section `data`: the packets' cost of Services.
 
 use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
@@ -10,8 +10,7 @@ use crate::record::{self, Record, Run, Writer};
 
 const ROUNDS: usize = 41;
 const QUICK_ROUNDS: usize = 31;
-/// kpx asks about a connection in a second after its first one, and heeds the answer from a later
-/// one.
+/// kpx checks a connection after its first second, and applies the result from a later second on.
 const AGE: Duration = Duration::from_secs(5);
 
 #[derive(clap::Parser)]

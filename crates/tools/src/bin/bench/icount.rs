@@ -1,8 +1,8 @@
-//! The section `icount`: what Services cost in instructions, with IPVS among the rivals.
+//! The section `icount`: the cost of Services in instructions, with IPVS among the variants.
 //!
-//! Runs in a virtual machine whose clock counts instructions, one a nanosecond. The machine has
-//! nothing else to do, so the variants run one after the other, each in a lab of its own.
-//! `cargo xtask bench icount` boots it, and keeps what this prints.
+//! Runs in a virtual machine whose clock counts instructions, one per nanosecond. The machine is
+//! otherwise idle, so the variants run in sequence, each in its own lab. `cargo xtask bench icount`
+//! boots it, and keeps the printed results.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ const VARIANTS: [Variant; 9] = [
     Variant::Beside,
 ];
 const MODES: [Mode; 3] = [Mode::TcpCrr, Mode::TcpRr, Mode::UdpRr];
-/// The share of a slice that may be spent waiting: the clock then jumps to the next event.
+/// The maximum share of idle time in a slice: an idle clock jumps to the next event.
 const IDLE: f64 = 0.01;
 
 #[derive(clap::Parser)]

@@ -1,4 +1,4 @@
-//! The machine and the kpx of the figures.
+//! The machine and the kpx of a run.
 
 use std::fmt;
 use std::fs;
@@ -82,7 +82,7 @@ fn field(path: &str, name: &str) -> Result<String> {
         .to_owned())
 }
 
-/// The first line of what `--version` prints.
+/// Returns the first line of `--version`.
 fn version(command: &mut Command) -> Result<String> {
     let output = command
         .arg("--version")

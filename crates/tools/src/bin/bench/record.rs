@@ -1,4 +1,4 @@
-//! Results as they are kept: a file of JSON lines for each section.
+//! The files of results: JSON lines, a file per section.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use crate::table;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Record {
-    /// Where the section was run: the first of each file, and in the section `scale` of each run.
+    /// The machine: the first record of each file, and of each run in the section `scale`.
     Machine(Machine),
     Run(Run),
     Sample(Sample),
@@ -28,7 +28,7 @@ pub(crate) enum Record {
     Figure(Figure),
 }
 
-/// How the cells of the section `data` were measured.
+/// The settings of the section `data`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Run {
     /// Only the cells of the first table were measured.
@@ -58,7 +58,7 @@ impl fmt::Display for Run {
     }
 }
 
-/// Figures that are shown as they are.
+/// A preformatted table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) header: Vec<String>,
@@ -75,7 +75,7 @@ pub(crate) fn show(results: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Replaces a section's file once all is in it.
+/// Replaces a section's file once the run is complete.
 pub(crate) struct Writer {
     file: BufWriter<File>,
     path: PathBuf,
@@ -88,7 +88,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Begins a run after those that the file has. What an older benchmark wrote is given up.
+    /// Appends a run to the file. Discards records of older benchmarks.
     pub(crate) fn add(results: &Path, section: &str) -> Result<Self> {
         let earlier = read(results, section).unwrap_or_else(|error| {
             eprintln!("the figures of earlier runs are given up: {error:#}");
@@ -126,7 +126,7 @@ impl Writer {
     }
 }
 
-/// Nothing if the section was never run.
+/// Returns an empty list if the section was never run.
 pub(crate) fn read(results: &Path, section: &str) -> Result<Vec<Record>> {
     let path = path(results, section);
     let text = match fs::read_to_string(&path) {

@@ -1,4 +1,4 @@
-//! The section `scale`: large clusters, with kube-proxy's rules beside kpx. See `tools::scale`.
+//! The section `scale`: large clusters, with kpx and kube-proxy's rules. See `tools::scale`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::machine::Machine;
 use crate::record::{self, Record, Writer};
 use crate::table;
 
-/// The time after a start, and before a restart and after it.
+/// The pause after a start, and before and after a restart.
 const CALM: Duration = Duration::from_secs(3);
-/// The time of connections before the first packets.
+/// The time of connections before first packets are measured.
 const WARM_UP: Duration = Duration::from_secs(5);
-/// The number of agents of one API server.
+/// The number of agents of an API server.
 const AGENTS: usize = 4;
 
 #[derive(clap::Parser)]
@@ -104,7 +104,7 @@ impl Keep for Keeper {
     }
 }
 
-/// Prints each figure when it is found: the guest may be ended before the next one.
+/// Prints each figure as it is found: the guest may be ended before the next.
 struct Printer;
 
 impl Keep for Printer {

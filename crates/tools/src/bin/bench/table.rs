@@ -1,4 +1,4 @@
-//! The tables that a run ends with.
+//! The tables at the end of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use tools::scale::{By, Figure, Found, What};
 
 use crate::record::{Record, Table};
 
-/// The clock of the section `icount` counts an instruction as a nanosecond.
+/// In the section `icount`, a nanosecond is an instruction.
 const INSTRUCTIONS_A_SECOND: f64 = 1e9;
 
 /// Returns the machine of a section's last run, its notes, and its tables.
@@ -49,7 +49,7 @@ fn sample(record: &Record) -> Option<&Sample> {
     }
 }
 
-/// Returns a table for each number of Services and path: variants by modes.
+/// Returns a table per number of Services and path: variants by modes.
 fn cells(samples: &[Sample]) -> Vec<String> {
     let mut tables: BTreeMap<_, Grid<Variant, Mode>> = BTreeMap::new();
     for (key, cell) in summarise(samples) {
@@ -68,8 +68,8 @@ fn cells(samples: &[Sample]) -> Vec<String> {
         .collect()
 }
 
-/// Writes the rate of direct, or the ratio of another variant to it; then CPU time, the time of one
-/// operation, and the events that the CPU counted for it.
+/// Formats the rate of direct, or another variant's ratio to it; then CPU time, duration and
+/// hardware events of an operation.
 fn figure(variant: Variant, mode: Mode, cell: &Summary) -> String {
     let Spread { low, median, high } = cell.ratio;
     let rate = match variant {
@@ -98,7 +98,7 @@ fn rate(mode: Mode, per_second: f64) -> String {
     }
 }
 
-/// Returns the CPU time of one operation, or of a mebibyte.
+/// Formats the CPU time of an operation, or of a mebibyte.
 fn cost(mode: Mode, seconds: f64) -> String {
     match mode.unit() {
         "bytes" => format!("{:.0} µs/MiB", seconds * 1e6 * f64::from(1 << 20)),
@@ -106,14 +106,14 @@ fn cost(mode: Mode, seconds: f64) -> String {
     }
 }
 
-/// Returns the median and the 99th percentile of one operation; nothing for streams.
+/// Formats the median and the 99th percentile of an operation; `None` for streams.
 fn latency(latency: &Latency) -> Option<String> {
     let micros = |share| latency.quantile(share).map(|time| time.as_secs_f64() * 1e6);
     Some(format!("{:.1}/{:.1} µs", micros(0.5)?, micros(0.99)?))
 }
 
-/// Returns a table for each number of Services: the ratio to direct, the instructions of one
-/// operation, and how far the rounds lie apart.
+/// Returns a table per number of Services: the ratio to direct, the instructions of an operation,
+/// and the spread of the rounds.
 fn instructions(samples: &[Sample]) -> Vec<String> {
     let mut counts: BTreeMap<_, Vec<f64>> = BTreeMap::new();
     for sample in samples {
@@ -144,8 +144,8 @@ fn instructions(samples: &[Sample]) -> Vec<String> {
         .collect()
 }
 
-/// Returns a table for each size of cluster: figures by means. A later figure replaces an earlier
-/// one.
+/// Returns a table per size of cluster: figures by variants. A later figure replaces an earlier
+/// figure.
 fn figures(run: &[Record]) -> Vec<String> {
     let mut tables: BTreeMap<_, Grid<What, By>> = BTreeMap::new();
     for record in run {

@@ -1,5 +1,5 @@
-//! The dials of the demo: a client, a destination, the backend that answers and the client that it
-//! sees. Each is judged.
+//! The dials of the demo: client, destination, answering backend, and the client address that the
+//! backend sees. Each is checked.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -14,10 +14,10 @@ use testbed::lab::{EXTERNAL, Family, Host, Lab};
 
 use crate::{LOAD_BALANCER, NODE_PORT};
 
-/// The bytes of each conversation, which come back.
+/// The bytes of each conversation, which the backend echoes.
 const BYTES: usize = 10_000;
 
-/// Where a service is dialled.
+/// The dialled address of a Service.
 #[derive(Clone, Copy)]
 enum At {
     ClusterIp,
@@ -28,27 +28,26 @@ enum At {
 
 use At::{ClusterIp, LoadBalancer, NodePort};
 
-/// The client as a backend sees it.
+/// The client's address as a backend sees it.
 #[derive(Clone, Copy)]
 enum Sees {
     /// The client's own address.
     Client,
-    /// An address of n1.
     Node,
-    /// The client's own address if the backend is on n1, where the packets come in; else an address
-    /// of n1.
+    /// The client's own address if the backend is on n1, where the packets come in; otherwise an
+    /// address of n1.
     ClientIfNear,
     /// There is no backend, and the client is refused at once.
     Nothing,
 }
 
-/// What backends see behind kube-proxy where that is something else. `tests/reachability` runs the
+/// The address that backends see behind kube-proxy, if it differs. `tests/reachability` runs the
 /// same with `--masquerade compat`.
 const SAME: &str = "the same";
 const HIDES: &str = "always sees n1";
 
-/// A line of the table: who dials, as people would say it; in which namespace; which service, at
-/// which of its addresses; what is expected.
+/// A line of the table: the client in plain words, its namespace, the Service, the dialled address,
+/// the expectation.
 struct Case(
     &'static str,
     &'static str,
@@ -188,7 +187,7 @@ impl Sees {
     }
 }
 
-/// Dials everything, prints a table and returns how many conversations went wrong.
+/// Dials everything, prints a table and returns the number of failures.
 pub(crate) fn everyone(lab: &Lab, services: &[Service]) -> Result<usize> {
     let of_node = addresses(&lab.n1.host)?;
     let mut table = Table::new();
@@ -253,7 +252,7 @@ pub(crate) fn everyone(lab: &Lab, services: &[Service]) -> Result<usize> {
     Ok(wrong.len())
 }
 
-/// Says what is wrong with an answer: with the backend's name, or with the address that it saw.
+/// Returns the fault of an answer: a wrong backend, or a wrong client address.
 fn judge(
     lab: &Lab,
     service: &Service,
@@ -286,7 +285,6 @@ fn judge(
     }
 }
 
-/// Returns all addresses of a host.
 fn addresses(host: &Host) -> Result<BTreeSet<IpAddr>> {
     let text = host
         .ns

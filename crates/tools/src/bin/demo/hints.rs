@@ -6,7 +6,7 @@ use anyhow::Result;
 use testbed::agent::{Agent, Service, Source, binary};
 use testbed::lab::{Family, Lab};
 
-/// Prints what to try in a lab that stays.
+/// Prints commands to try in a lab that stays.
 pub(crate) fn print(lab: &Lab, agents: &[Agent; 2], source: Source, web: &Service) -> Result<()> {
     let [pod, node, fabric] = ["p1a", "n1", "fabric"].map(|name| lab.host(name).ns.name());
     let [web4, web6] = Family::ALL.map(|family| web.cluster_ip().ip(family));
@@ -68,7 +68,7 @@ pub(crate) fn print(lab: &Lab, agents: &[Agent; 2], source: Source, web: &Servic
     Ok(())
 }
 
-/// Prints what to do after a demo that leaves nothing behind.
+/// Prints the next steps after a demo that removed its lab.
 pub(crate) fn print_next() {
     println!(
         "\nNext:

@@ -1,7 +1,7 @@
-//! Shows kpx at work: two nodes, an API server and clients of every kind, on this machine, in a few
-//! seconds.
+//! A demo of kpx on this machine in a few seconds: two nodes, an API server and clients of every
+//! kind.
 //!
-//! Everything lives in network namespaces of its own and is gone at the end, also after Ctrl-C.
+//! Everything runs in network namespaces, which are removed at the end and after Ctrl-C.
 
 mod dial;
 mod hints;
@@ -45,7 +45,7 @@ enum Pods {
 
 /// The node port of the Service web.
 const NODE_PORT: u16 = 30_080;
-/// Also of web: the EXTERNAL network's address of this number.
+/// The load balancer address of web: this number in the EXTERNAL network.
 const LOAD_BALANCER: u8 = 10;
 
 fn main() -> Result<()> {

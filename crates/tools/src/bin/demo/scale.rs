@@ -1,4 +1,4 @@
-//! A Service is scaled while clients dial it: the answering backends follow, and no client notices.
+//! Scales a Service while clients dial it: the answering backends follow, and no connection fails.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -22,7 +22,7 @@ const STEPS: [&[&str]; 6] = [
     &["p1b", "p2a"],
 ];
 
-/// The clients: where, how.
+/// The clients: host, protocol, family.
 const CLIENTS: [(&str, Protocol, Family); 4] = [
     ("p1a", Protocol::Tcp, Family::V4),
     ("p1a", Protocol::Udp, Family::V6),
@@ -31,9 +31,9 @@ const CLIENTS: [(&str, Protocol, Family); 4] = [
 ];
 
 const FIRST_UDP_PORT: u16 = 10_000;
-/// Answers in a row, of every client together, after which a change counts as followed.
+/// A change is complete after this many answers in a row of the right backends, over all clients.
 const SETTLED: usize = 1000;
-/// How long clients may take to follow a change.
+/// Time limit for clients to follow a change.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -45,7 +45,7 @@ struct Score {
 }
 
 impl Score {
-    /// Answers of others than these since the last change.
+    /// Returns the number of answers of other backends since the last change.
     fn of_others(&self, backends: &[&str]) -> usize {
         self.recent
             .iter()
@@ -53,13 +53,13 @@ impl Score {
             .count()
     }
 
-    /// The last answers, if there are enough to tell.
+    /// Returns the last answers, if there are enough.
     fn last(&self) -> Option<&[(String, Protocol)]> {
         Some(&self.recent[self.recent.len().checked_sub(SETTLED)?..])
     }
 }
 
-/// Prints what happens and returns the number of failures.
+/// Prints the events and returns the number of failures.
 pub(crate) fn up_and_down(lab: &Lab, cluster: &Cluster, service: &Service) -> Result<usize> {
     let score = Mutex::new(Score::default());
     let stop = AtomicBool::new(false);
@@ -92,8 +92,7 @@ pub(crate) fn up_and_down(lab: &Lab, cluster: &Cluster, service: &Service) -> Re
 }
 
 fn dial_until(host: &Host, dial: Dial, score: &Mutex<Score>, stop: &AtomicBool) {
-    // To kpx a UDP socket that dials from a port of a moment ago continues that port's flow, with
-    // its backend.
+    // For kpx, a UDP socket with a recently used port continues that port's flow, with its backend.
     let mut udp_ports = (FIRST_UDP_PORT..=u16::MAX).cycle();
     while !stop.load(Ordering::Relaxed) {
         let source_port = if dial.protocol == Protocol::Udp {
@@ -121,7 +120,7 @@ fn dial_until(host: &Host, dial: Dial, score: &Mutex<Score>, stop: &AtomicBool) 
     }
 }
 
-/// Gives the service other backends and waits until all of them, and no others, answer.
+/// Changes the Service's backends and waits until all of them, and no others, answer.
 fn step(
     lab: &Lab,
     cluster: &Cluster,

@@ -1,5 +1,4 @@
-//! The needs of a fresh kernel to be a machine: file systems and modules; and its complaints at the
-//! end.
+//! Prepares a fresh kernel: mounts file systems, loads modules. Collects its warnings at the end.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -13,7 +12,7 @@ use nix::mount::{MsFlags, mount};
 
 const MODULES: &str = "/lib/modules";
 
-/// Types of file systems, and where they belong.
+/// Types of file systems, and their mount points.
 const MOUNTS: &[(&str, &str)] = &[
     ("proc", "/proc"),
     ("sysfs", "/sys"),
@@ -24,7 +23,7 @@ const MOUNTS: &[(&str, &str)] = &[
     ("bpf", "/sys/fs/bpf"),
 ];
 
-/// The words of the kernel's log when something in it is wrong.
+/// The kernel log's words for a fault.
 const COMPLAINTS: &[&str] = &[
     "BUG:",
     "WARNING:",
@@ -57,7 +56,7 @@ pub(super) fn release() -> Result<String> {
     Ok(release.trim().to_owned())
 }
 
-/// Loads what there is; names of what was wanted and is not there.
+/// Loads the available modules, and returns the names of missing modules.
 pub(super) fn load_modules() -> Result<Vec<String>> {
     let lines = |name: &str| -> Result<Vec<String>> {
         let path = format!("{MODULES}/{name}");
@@ -73,7 +72,7 @@ pub(super) fn load_modules() -> Result<Vec<String>> {
     lines("missing")
 }
 
-/// Returns true if the kernel makes netkit devices, which are no module.
+/// Returns true if the kernel supports netkit devices, which are not a module.
 pub(super) fn makes_netkit() -> Result<bool> {
     let ip = |words: &str| {
         Command::new("/bin/ip")
@@ -86,7 +85,7 @@ pub(super) fn makes_netkit() -> Result<bool> {
     Ok(makes)
 }
 
-/// From the kernel's log.
+/// Returns the warnings in the kernel's log.
 pub(super) fn complaints() -> Result<Vec<String>> {
     let mut log = File::options()
         .read(true)
@@ -103,7 +102,7 @@ pub(super) fn complaints() -> Result<Vec<String>> {
                     complaints.push(text.lines().next().unwrap_or_default().to_owned());
                 }
             }
-            // Older records were overwritten: the next read goes on with what is there.
+            // Older records were overwritten: the next read continues after them.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(complaints),
             Err(error) => return Err(error).context("read the kernel's log"),

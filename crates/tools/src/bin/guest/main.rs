@@ -1,7 +1,7 @@
-//! The first process of a virtual machine. It runs the tests that `cargo xtask vmtest` has put
-//! beside it, prints their results to the console, and switches the machine off.
+//! The init process of a virtual machine. It runs the tests of `cargo xtask vmtest`, prints their
+//! results to the console, and powers the machine off.
 //!
-//! Lines of its own begin with `kpx-guest: `; the tests' own output goes to the console as it is.
+//! Its own lines begin with `kpx-guest: `; the tests' output is unchanged.
 
 mod kernel;
 
@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 use nix::sys::reboot::{RebootMode, reboot};
 
-/// Each line has a name, the kernel's required features, a program, and its arguments. The features
-/// are modules, [`TCX`] and [`NETKIT`], with commas between, or `-`.
+/// Each line has a name, the required kernel features, a program, and its arguments. The features
+/// are modules, [`TCX`] and [`NETKIT`], comma-separated, or `-`.
 const SUITES: &str = "/etc/suites";
 const NETKIT: &str = "netkit";
 const TCX: &str = "tcx";
@@ -35,7 +35,7 @@ fn main() {
     }
     tell("end");
     nix::unistd::sync();
-    // Its return would be the kernel's panic, which the host takes for what it is.
+    // If init returned, the kernel would panic, which the host reports as a failure.
     let _off = reboot(RebootMode::RB_POWER_OFF);
 }
 
@@ -75,7 +75,7 @@ impl<'a> Suite<'a> {
         })
     }
 
-    /// Why it says nothing on this kernel.
+    /// Returns the reason why the suite does not apply to this kernel.
     fn is_for_others(&self, missing: &[String]) -> Result<Option<String>> {
         if self.needs.contains(&TCX) && testbed::kernel::version()? < TCX_SINCE {
             return Ok(Some(

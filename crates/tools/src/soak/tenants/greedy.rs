@@ -1,4 +1,4 @@
-//! The objects of a namespace that takes all it can.
+//! The objects of a namespace that takes all resources.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -10,30 +10,28 @@ use testbed::lab::{EXTERNAL, Family};
 
 use anyhow::Result;
 
-/// The most endpoints that the API server takes in an EndpointSlice.
+/// The API server's limit on endpoints per EndpointSlice.
 const OF_A_SLICE: u32 = 1_000;
-/// The ports of the one Service with ExternalIPs: more than the host has rules.
+/// The ports of the only Service with ExternalIPs: more than the host has rules.
 const EXTERNAL_PORTS: u32 = 300;
-/// The first port of every Service.
 const FIRST_PORT: u32 = 1_000;
 const CLUSTER_IPS: (Ipv4Addr, Ipv6Addr) = (
     Ipv4Addr::new(10, 96, 9, 0),
     Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x900),
 );
-/// The addresses of endpoints, which no host has.
+/// The endpoints' addresses, which belong to no host.
 const ENDPOINTS: (Ipv4Addr, Ipv6Addr) = (
     Ipv4Addr::new(10, 128, 0, 0),
     Ipv6Addr::new(0xfd00, 0x10, 0x128, 0, 0, 0, 0, 0),
 );
 
-/// The objects, and the changes that the namespace makes to them.
+/// The objects, and the changes that the namespace makes.
 pub(super) struct Greedy {
     greed: Greed,
     changes: u32,
 }
 
 impl Greedy {
-    /// Creates all of its objects.
     pub(super) fn create(greed: Greed, cluster: &Cluster) -> Result<Self> {
         cluster.put(&external())?;
         for nth in 0..greed.services {
@@ -84,7 +82,7 @@ impl Greed {
         (self.ports - EXTERNAL_PORTS) / self.services
     }
 
-    /// Returns a Service; with every change its last port is another one.
+    /// Returns a Service; each change replaces its last port.
     fn service(self, nth: u32, change: u32) -> Object {
         let last = self.ports_of_a_service() - 1;
         let number = |port| FIRST_PORT + port + if port == last { change % 2 } else { 0 };
@@ -93,15 +91,15 @@ impl Greed {
         Object(service(&format!("wide-{nth}"), nth + 1, ports.collect()))
     }
 
-    /// Returns a slice of all ports. With every second change its first endpoint has another
-    /// address.
+    /// Returns a slice of all ports. Every second change replaces the address of its first
+    /// endpoint.
     fn slice(self, service: u32, family: Family, nth: u32, change: u32) -> Object {
         let of_a_service = self.endpoints_of_a_service();
         let of_this = of_a_service
             .saturating_sub(nth * OF_A_SLICE)
             .min(OF_A_SLICE);
         let first = service * of_a_service + nth * OF_A_SLICE;
-        // Behind all others, so that the places of all others in their set move.
+        // Behind all others, so that all others move in their set.
         let moved = if change.is_multiple_of(2) {
             first
         } else {
@@ -133,7 +131,7 @@ impl Greed {
     }
 }
 
-/// Returns the Service with ExternalIPs. Its address comes before all others of the network.
+/// Returns the Service with ExternalIPs. Its address precedes all others of the network.
 fn external() -> Object {
     let ports = (0..EXTERNAL_PORTS)
         .map(|port| json!({ "name": name(port), "protocol": "TCP", "port": 1 + port }));

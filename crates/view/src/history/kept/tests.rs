@@ -160,7 +160,7 @@ fn history_is_bounded_and_keeps_busiest() {
 fn busier_newcomers_take_places_of_quieter_services() {
     let mut clock = Clock::new();
     let names: Vec<_> = (0..4 * SERVICES).map(|nth| format!("s{nth:04}")).collect();
-    // Each number of packets stands for one Service, in an order that is not that of names.
+    // Each Service has its own number of packets, in an order other than that of the names.
     let packets = |nth: usize| 1 + (nth * 7_919 % names.len()) as u64;
     let first = |nth: usize| {
         if nth.is_multiple_of(4) {

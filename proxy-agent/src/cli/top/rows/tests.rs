@@ -59,7 +59,7 @@ fn sample(at: Instant, services: Vec<Value>, reasons: &Value) -> Result<Sample> 
     })
 }
 
-/// Returns two samples that are two seconds apart.
+/// Returns two samples, two seconds apart.
 fn samples() -> Result<(Sample, Sample)> {
     let at = Instant::now();
     let before = vec![
@@ -211,7 +211,7 @@ fn rows_are_sorted_filtered_and_never_negative() -> Result<()> {
         ..before
     };
     assert_eq!(rows(&now, &later, &view).total.opened, 0.0);
-    // If the agent does not come back, the screen shows a problem.
+    // While the agent is away, the screen shows a problem.
     let gone = Sample {
         problem: Some("no kpx answers".to_owned()),
         ..later
@@ -310,8 +310,8 @@ fn agent_without_lists_waits_and_is_not_unhealthy() -> Result<()> {
     Ok(())
 }
 
-/// Gives the Service's port, and its first backend, connections: answered ones by bucket, refused
-/// and unanswered ones.
+/// Adds connections to the Service's port and its first backend: answered by bucket, refused,
+/// unanswered.
 fn dialled(sample: &mut Sample, name: &str, buckets: &[u64], refused: u64, unanswered: u64) {
     let service = sample
         .services
@@ -336,7 +336,7 @@ fn dialled(sample: &mut Sample, name: &str, buckets: &[u64], refused: u64, unans
 #[test]
 fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
     let (mut before, mut now) = samples()?;
-    // Before the interval connections were fast.
+    // Earlier connections were fast.
     dialled(&mut before, "web", &[1_000], 7, 0);
     dialled(
         &mut now,
@@ -402,7 +402,7 @@ fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
     Ok(())
 }
 
-/// A case: the word, and what makes a plain backend that has it.
+/// A case: the word, and a change of a plain backend that leads to it.
 type Case = (&'static str, fn(&mut BackendView));
 
 #[test]
