@@ -1,4 +1,4 @@
-//! Connections between pods that skip the stack from their first packet on.
+//! Bypass: connections between pods that skip the stack from their first packet.
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -47,7 +47,7 @@ fn only_addresses_of_pod_cidrs_open_whole_flows() -> Result<()> {
     Ok(())
 }
 
-/// The networks are asked about when a flow is opened, and by the first answer once they have
+/// The programs look up the networks when a flow opens, and again at the first answer if they have
 /// changed.
 #[test]
 fn first_answer_asks_about_networks_that_have_changed() -> Result<()> {
@@ -59,7 +59,7 @@ fn first_answer_asks_about_networks_that_have_changed() -> Result<()> {
             (false, "whole::answer_skips_stack"),
             (true, "whole::answer_takes_stack"),
         ] {
-            // All of it has to happen in one second.
+            // All of it must happen within one second.
             wait_until(DEADLINE, "the first answer", || {
                 fixture
                     .fixture()
@@ -89,7 +89,7 @@ fn first_answer_asks_about_networks_that_have_changed() -> Result<()> {
     Ok(())
 }
 
-/// The agent allows it for a few seconds at a time.
+/// The agent's permission lasts for a few seconds at a time.
 #[test]
 fn flows_open_through_stack_once_the_agent_says_no_more() -> Result<()> {
     for mut fixture in FastFixture::both()? {
