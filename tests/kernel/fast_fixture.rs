@@ -3,8 +3,8 @@
 //!
 //! Each row names the device of its packet. A packet that the row counts as fast must be redirected
 //! with one hop less, and into a pod with the link addresses of the last hop. Other packets pass
-//! with their hops unchanged. `hops=N` may precede a packet. An output packet with the same text as
-//! the last output is sent on as that output.
+//! with their hops unchanged. `hops=N` may precede a packet. A packet at the
+//! egress hook with the text of the last output is that output itself.
 
 use anyhow::{Context, Result, ensure};
 use nix::time::{ClockId, clock_gettime};
