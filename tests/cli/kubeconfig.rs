@@ -205,7 +205,7 @@ fn a_command_for_the_cluster_names_the_server_that_does_not_answer() -> Result<(
 }
 
 #[test]
-fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
+fn check_reports_unusable_kubeconfig() -> Result<()> {
     let ns = namespace("check-kubeconfig")?;
     let dir = TempDir::with_prefix("kpx-cli-")?;
     let path = dir.path().join("config");
@@ -269,7 +269,7 @@ fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
 }
 
 #[test]
-fn agent_without_first_lists_says_that_it_waits() -> Result<()> {
+fn agent_without_first_lists_reports_waiting() -> Result<()> {
     let ns = namespace("waits")?;
     let dir = TempDir::with_prefix("kpx-cli-")?;
     let path = dir.path().join("config");

@@ -32,7 +32,7 @@ fn as_user(node: &Node, group: u32, arguments: &str) -> Result<Output> {
 }
 
 #[test]
-fn group_asks_the_agent_and_no_other_user_does() -> Result<()> {
+fn only_group_members_reach_agent() -> Result<()> {
     let node = Node::start("group", &format!("--socket-group {GROUP}"))?;
     let home = node.run_dir().parent().context("the folder of the test")?;
     fs::set_permissions(home, Permissions::from_mode(0o755))?;
@@ -63,7 +63,7 @@ fn group_asks_the_agent_and_no_other_user_does() -> Result<()> {
 }
 
 #[test]
-fn user_without_rights_is_told_what_takes_root() -> Result<()> {
+fn user_without_root_gets_reason() -> Result<()> {
     let node = Node::start("user", "")?;
     assert_eq!(
         fs::metadata(node.run_dir().join("kpx.sock"))?
@@ -150,7 +150,7 @@ fn watch_shows_changes_until_the_reader_goes() -> Result<()> {
 }
 
 #[test]
-fn events_tell_what_the_agent_told_and_follow_it() -> Result<()> {
+fn events_lists_and_follows_reports() -> Result<()> {
     let node = Node::start("events", "")?;
     let told = |arguments: &str| -> Result<Vec<(String, String)>> {
         let text = node.text(&format!("events --no-headers {arguments}"))?;

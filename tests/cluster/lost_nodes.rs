@@ -21,7 +21,7 @@ const FAILS: [bool; 3] = [false, false, false];
 const DRAINS: [bool; 3] = [false, true, true];
 
 #[test]
-fn connections_to_lost_node_end_where_service_asks() -> Result<()> {
+fn annotated_service_ends_connections_to_lost_node() -> Result<()> {
     let lab = WatchedLab::start(PORT)?;
     let asks = Service::new("asks", 10, &["p2a"], PORT).annotation(ANNOTATION, "true");
     let control = Service::new("control", 11, &["p2a"], PORT);

@@ -41,7 +41,7 @@ fn answer_has_the_number_that_the_client_expects() -> Result<()> {
 
 /// The control plane had lost the node for a while, during which the client sent nothing.
 #[test]
-fn connection_to_endpoint_that_is_back_goes_on() -> Result<()> {
+fn connection_to_restored_endpoint_survives() -> Result<()> {
     for mut fixture in fixtures("lost")? {
         fixture.rows("lost::answer_has_the_number_that_the_client_expects/opens")?;
         fixture.end_connections("web:80", "pod:8080")?;

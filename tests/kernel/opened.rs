@@ -67,7 +67,7 @@ impl Fixture {
 
 /// The agent withdraws its permission when a rule comes; without an agent, the permission expires.
 #[test]
-fn stack_sees_tolerated_flows_at_once_when_the_agent_says_no_more() -> Result<()> {
+fn liberal_flows_return_to_stack_at_once() -> Result<()> {
     for mut fixture in FastFixture::both()? {
         fixture.fixture().set_flags(Node::FAST_OPENED)?;
         run_section(&mut fixture, "opened::tolerated")?;

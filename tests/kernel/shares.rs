@@ -183,7 +183,7 @@ fn sweep_corrects_what_clients_hold() -> Result<()> {
 
 /// Two spoofed datagrams are enough to look like a client.
 #[test]
-fn udp_flows_of_remote_clients_displace_each_other_but_those_that_go_on() -> Result<()> {
+fn remote_udp_flows_evict_only_idle_ones() -> Result<()> {
     for fixture in external_with_room(Some(ROOM))? {
         let opener = |port: u16| format!("udp stranger:{port} > node:30053");
         let pair = |port: u16| -> Result<String> {

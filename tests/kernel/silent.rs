@@ -212,7 +212,7 @@ where
 
 /// The sweep alone removes such rows.
 #[test]
-fn sweep_removes_old_rows_of_asked_backends() -> Result<()> {
+fn sweep_removes_old_unanswered_rows() -> Result<()> {
     for mut fixture in services()? {
         fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/asked")?;
         let now_secs = u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?;

@@ -28,7 +28,7 @@ packet_tests! {
 /// The lower half of the seconds wraps around. A validation that nothing renews must not count
 /// again in that second.
 #[test]
-fn packet_that_takes_its_turn_ends_judgement() -> Result<()> {
+fn stack_turn_ends_source_validation() -> Result<()> {
     for mut fixture in FastFixture::both()? {
         run_section(&mut fixture, "fast::tcp_connection")?;
         run_section(&mut fixture, "stack::senders_are_judged")?;

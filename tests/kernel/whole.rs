@@ -50,7 +50,7 @@ fn only_addresses_of_pod_cidrs_open_whole_flows() -> Result<()> {
 /// The programs look up the networks when a flow opens, and again at the first answer if they have
 /// changed.
 #[test]
-fn first_answer_asks_about_networks_that_have_changed() -> Result<()> {
+fn first_answer_rechecks_changed_networks() -> Result<()> {
     for mut fixture in FastFixture::both()? {
         let base = fixture.fixture();
         base.set_flags(Node::FAST_PATH | Node::FAST_OPEN | Node::FAST_OPEN_PODS)?;

@@ -130,7 +130,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
 
 /// Each device with IPv6 reports its multicast groups, so the anchor does as well.
 #[test]
-fn housekeeping_of_the_anchor_is_no_refusal() -> Result<()> {
+fn anchor_housekeeping_counts_no_refusal() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b"], PORT)?;
     let none = Service::new("none", 11, &[], PORT);
     base.put(&none)?;

@@ -99,7 +99,7 @@ fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
 }
 
 #[test]
-fn virtual_servers_of_others_stay() -> Result<()> {
+fn foreign_virtual_servers_stay() -> Result<()> {
     let ns = NetNs::create(format!("kpx-ipvs-other-{}", std::process::id()))?;
     ipvsadm(&ns, &["-A", "-t", FRONTENDS[0], "-s", "rr"])?;
     let output = kpx(&ns, "cleanup --kube-proxy --force")?;

@@ -306,7 +306,7 @@ fn plugin_of_kubectl_merges_the_answers_of_all_nodes() -> Result<()> {
 }
 
 #[test]
-fn trace_asks_the_node_of_the_client() -> Result<()> {
+fn trace_runs_on_the_clients_node() -> Result<()> {
     let cluster = Cluster::start()?;
     cluster.web()?;
     let nodes = Nodes::start(&cluster)?;

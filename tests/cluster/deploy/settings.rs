@@ -46,7 +46,7 @@ fn choices(field: &str) -> Result<BTreeSet<String>> {
 }
 
 #[test]
-fn the_chart_knows_every_setting_of_kpx_and_no_other() -> Result<()> {
+fn chart_has_exactly_the_settings_of_kpx() -> Result<()> {
     let schema: Value = serde_json::from_str(&std::fs::read_to_string(
         deploy_dir().join("helm/kpx/values.schema.json"),
     )?)?;
@@ -198,7 +198,7 @@ fn settings_of_kpx_stand_beside_kubeadms_config_map() -> Result<()> {
 
 /// A values file may leave `kpxConfig:` above lines that are all comments.
 #[test]
-fn a_value_of_the_chart_without_settings_is_as_if_left_out() -> Result<()> {
+fn empty_chart_value_uses_default() -> Result<()> {
     let named = [
         "--set=apiServer.host=192.0.2.1",
         "--set=image.repository=localhost/kpx",

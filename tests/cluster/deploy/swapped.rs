@@ -115,7 +115,7 @@ fn kpx_with_cleanup_on_exit_leaves_nothing() -> Result<()> {
 
 /// With `--attach tcx` the links end with the container, so each restart interrupts service.
 #[test]
-fn a_container_with_links_says_that_a_restart_is_a_gap() -> Result<()> {
+fn container_with_tcx_links_reports_restart_gap() -> Result<()> {
     let fixture = Fixture::start()?;
     let kpx = fixture.kpx(&["--attach=tcx"])?;
     fixture.is_kept_by(&kpx, "nothing")?;
@@ -251,7 +251,7 @@ fn filters_of_another_layout_are_refused_with_a_remedy() -> Result<()> {
 /// A filter at the place of kpx's filters on a device of the node, where only CAP_NET_ADMIN can put
 /// it.
 #[test]
-fn a_filter_that_is_none_of_kpxs_hands_over_no_maps() -> Result<()> {
+fn foreign_filter_hands_over_no_maps() -> Result<()> {
     let fixture = Fixture::start()?;
     fixture.tc("qdisc add dev eth0 clsact")?;
     fixture.foreign_filter(LAYOUT)?;

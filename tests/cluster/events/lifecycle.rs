@@ -79,7 +79,7 @@ fn new_addresses_end_kpx_unless_they_do_not_matter() -> Result<()> {
 }
 
 #[test]
-fn a_server_that_tells_nothing_of_nodes_is_a_problem_and_no_more() -> Result<()> {
+fn server_without_nodes_is_only_a_problem() -> Result<()> {
     for code in [403, 404] {
         let fixture = Fixture::new()?;
         fixture.api.fail("list", "nodes", code);

@@ -132,7 +132,7 @@ fn events_name_conflicting_and_invalid_services_by_uid() -> Result<()> {
 
 /// A Service with more ports than the tables have room for, and a Service of another namespace.
 #[test]
-fn a_greedy_namespace_leaves_others_theirs_and_the_node_healthy() -> Result<()> {
+fn greedy_namespace_leaves_room_and_node_healthy() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let kpx = fixture.start_healthy("--service-table-size 1000")?;
     let mut greedy = service("greedy", 10);

@@ -13,7 +13,7 @@ use testbed::served_lab::ServedLab;
 use super::{CUT, HEAL, Lab, PORT};
 
 #[test]
-fn node_tells_of_silent_backends_and_leaves_them_in_use_by_default() -> Result<()> {
+fn node_reports_silent_backends_and_keeps_them_by_default() -> Result<()> {
     let (base, [web, asks]) = served()?;
     let agent = base.kpx(&[])?;
     let lab = Lab {

@@ -72,7 +72,7 @@ fn forward(fixture: &Fixture, mode: Mode) -> Result<()> {
 
 /// The rules of a kube-proxy that has ended stay as they are, and refuse what its node sends.
 #[test]
-fn rules_of_kube_proxy_refuse_newer_services_and_kpx_says_so() -> Result<()> {
+fn kpx_reports_kube_proxy_rules_that_refuse() -> Result<()> {
     let fixture = Fixture::new()?;
     Mode::Nftables.install(&fixture)?;
     let kpx = fixture.kpx("tcx")?;

@@ -152,7 +152,7 @@ const CLASSES: [&[&str]; 6] = [
 
 /// The kernel writes the class over the mark that kpx leaves on masqueraded packets.
 #[test]
-fn a_class_of_anothers_filter_changes_nothing() -> Result<()> {
+fn foreign_filter_class_keeps_service_traffic() -> Result<()> {
     let fixture = Fixture::new()?;
     let node = fixture.node();
     fixture.put(&fixture.web.backed_by(&["p2a"]))?;

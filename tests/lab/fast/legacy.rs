@@ -18,7 +18,7 @@ const TOOLS: [(&str, &str); 2] = [
 ];
 
 #[test]
-fn legacy_tables_speak_against_whole_connections_by_their_rules_and_policies_alone() -> Result<()> {
+fn only_legacy_rules_and_policies_prevent_bypass() -> Result<()> {
     let fixture = Fixture::new()?;
     let node = &fixture.lab.n1.host.ns;
     let agent = fixture.start("auto")?;

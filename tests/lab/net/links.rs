@@ -179,7 +179,7 @@ fn routes_tell_whether_a_pod_is_behind_a_veth_with_an_address() {
 }
 
 #[test]
-fn hundreds_of_pods_with_gateways_are_told_apart_as_they_come() {
+fn hundreds_of_pods_with_gateways_are_detected() {
     const PODS: usize = 300;
     in_netns(async {
         let pods = Netns::new();

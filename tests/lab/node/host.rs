@@ -150,7 +150,7 @@ fn kpx_works_without_ipv6() -> Result<()> {
 }
 
 #[test]
-fn a_health_check_is_served_as_long_as_it_is_asked_for() -> Result<()> {
+fn health_check_lives_as_long_as_its_service() -> Result<()> {
     let node = NetNs::machine("check")?;
     let kpx = Agent::start_alone(
         &node,

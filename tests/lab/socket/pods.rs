@@ -381,7 +381,7 @@ fn packets_serve_a_pods_sockets_of_one_device(running: &Running<Cluster>) -> Res
 
 /// Checks that packets serve pods while they are quicker, by a rule that comes and goes.
 #[test]
-fn pods_are_led_only_where_no_whole_connections_are_opened() -> Result<()> {
+fn pods_use_socket_lb_only_without_bypass() -> Result<()> {
     const SKIPS: &str = "its connections skip the stack from their first packet on";
     let cluster = Cluster::start()?;
     let agent = cluster.agent(&[])?;

@@ -28,7 +28,7 @@ const NODE_PORT: u16 = 30_080;
 const PROMPT: Duration = Duration::from_secs(5);
 
 #[test]
-fn a_trace_says_what_then_happens() -> Result<()> {
+fn trace_predicts_packets() -> Result<()> {
     // A bridge is in the overlay's layout too.
     for layout in [Layout::Routed, Layout::Ptp, Layout::Vxlan] {
         agree(layout).with_context(|| format!("{layout:?}"))?;
