@@ -1,5 +1,5 @@
-//! ICMP errors in place of a backend's answer: they count where the backend's own packets would
-//! come from, and from no one else.
+//! ICMP errors in place of a backend's answer. They count only on the device from which the
+//! backend's own packets would come.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -51,9 +51,9 @@ fn connections_leave_backends_that_are_unreachable() -> Result<()> {
     agent.stop()
 }
 
-/// Other pods know the ends of a connection that waits, and say in their own names that its backend
-/// is unreachable. Pods on a bridge or a macvlan share a device, and those of another node an
-/// uplink: there one can also send a RST in the backend's name.
+/// Other pods know the ends of a waiting connection, and send errors about its backend from their
+/// own addresses. Pods on a bridge or a macvlan share a device, and those of another node an
+/// uplink: there a pod could also spoof the backend's RST.
 #[test]
 fn no_pod_elsewhere_speaks_against_backend_by_errors() -> Result<()> {
     for layout in Layout::ALL {

@@ -1,5 +1,4 @@
-//! What a node does with silent backends where its operator has set nothing: it tells of them, and
-//! they serve on.
+//! Silent backends under the default settings: the node reports them and keeps using them.
 
 use std::time::Duration;
 
