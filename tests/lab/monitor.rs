@@ -1,4 +1,4 @@
-//! `kpx monitor` beside real traffic: what opens flows and what is refused, while somebody watches.
+//! `kpx monitor` with real traffic: opened flows and refused packets while a client watches.
 
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};

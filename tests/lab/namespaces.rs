@@ -1,4 +1,4 @@
-//! The lab itself works without kpx: a failure elsewhere is kpx's.
+//! The lab works without kpx, so that a failure elsewhere is kpx's.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Pins outlive an agent: packets pass while none runs, and the next agent takes over.
+//! Pins outlive an agent: packets pass without an agent, and the next agent takes over.
 
 mod fixture;
 mod start;

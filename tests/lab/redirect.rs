@@ -1,4 +1,4 @@
-//! Local redirects: pods of a node answer for a Service there.
+//! Local redirects: pods of a node answer for a Service on that node.
 
 use std::net::SocketAddr;
 use std::process::Command;

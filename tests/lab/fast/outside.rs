@@ -1,5 +1,5 @@
-//! Open UDP exchanges of clients outside with pods of this node, beside conntrack and chains of a
-//! network policy.
+//! UDP exchanges of outside clients with pods of this node that skip the stack, with conntrack and
+//! a NetworkPolicy's chains.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

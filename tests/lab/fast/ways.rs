@@ -1,5 +1,5 @@
-//! The ways of whole connections to other nodes, and what becomes of them when ways, rules and
-//! devices change.
+//! The next hops of bypass connections to other nodes, and the effect of changed routes, rules and
+//! devices.
 
 use std::process::Command;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_millis(900);
 const FAR: &str = "whole connections of this node's pods to pods";
 const NEAR: &str = "those to other nodes take the stack, because rule";
 
-/// Starts kpx, which knows the cluster's networks.
+/// Starts kpx with the cluster's networks.
 fn start<'a>(fixture: &'a Fixture, args: &[&str]) -> Result<Agent<'a>> {
     let networks = Family::ALL
         .map(|family| CLUSTER_PODS.cidr(family))

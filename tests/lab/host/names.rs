@@ -1,4 +1,4 @@
-//! Programs on a host outside of the cluster ask for names of the cluster.
+//! Programs on a host outside the cluster resolve names of the cluster.
 
 use std::fs;
 use std::net::IpAddr;

@@ -54,7 +54,7 @@ fn tools() -> Result<PathBuf> {
         .with_context(|| format!("no {}: `cargo xtask setup` makes it", folder.display()))
 }
 
-/// A name server that knows no name, and keeps what it is asked.
+/// A name server without names, which records its queries.
 struct Upstream(Arc<Mutex<Vec<String>>>);
 
 impl Upstream {

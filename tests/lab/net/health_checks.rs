@@ -1,4 +1,4 @@
-//! Health checks of Services, asked as a load balancer asks.
+//! Health checks of Services, requested as by a load balancer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

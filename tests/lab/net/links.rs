@@ -1,4 +1,4 @@
-//! Devices: what is reported, how soon, and what they are to kpx.
+//! Devices: reported changes, their latency, and their role for kpx.
 
 use std::collections::BTreeMap;
 use std::ops::Index;

@@ -1,4 +1,4 @@
-//! Routes: ours through the anchor, and the default route.
+//! Routes: kpx's through the anchor, and the default route.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Rules: what the host's own sockets send to a frontend goes to the anchor, and nothing else does.
+//! Rules: packets of the host's own sockets to a frontend go to the anchor, and no others.
 
 use std::collections::BTreeSet;
 

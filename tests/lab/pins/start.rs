@@ -1,4 +1,4 @@
-//! A start that finds pins, of its own version and of others.
+//! A start that finds pins of its own version and of other versions.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

@@ -1,4 +1,4 @@
-//! Pods in cgroups of kubelet's: which of them are led by default.
+//! Pods in the kubelet's cgroups: which of them use socket load balancing by default.
 
 use std::collections::BTreeMap;
 use std::process::Command;

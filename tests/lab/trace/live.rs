@@ -1,4 +1,4 @@
-//! On a node that kpx serves: what a trace says is what then happens.
+//! On a node that kpx serves: a trace matches the real packets.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
