@@ -160,8 +160,8 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    /// Opens so many connections of each family, by both clients and all at once. Returns the times
-    /// that they took, or the first failure.
+    /// Opens this many connections of each family, by both clients and all at once. Returns their
+    /// durations, or the first failure.
     fn dial(&self, service: &Service, count: usize, deadline: Duration) -> Result<Vec<Duration>> {
         let clients = (0..count).map(|nth| CLIENTS[nth % CLIENTS.len()]);
         let dials: Vec<_> = clients
@@ -188,7 +188,7 @@ impl Lab<'_> {
             .collect()
     }
 
-    /// Returns the backends of a Service that take no new connections.
+    /// Returns the backends of a Service that get no new connections.
     fn aside(&self, service: &Service) -> Result<Vec<String>> {
         let silent = self.agent.typed_status()?.silent_backends;
         let of = silent
@@ -197,7 +197,7 @@ impl Lab<'_> {
         Ok(of.map(|silent| silent.backend.to_string()).collect())
     }
 
-    /// Dials until these backends of a Service take no new connections, in both families.
+    /// Dials until these backends of a Service get no new connections, in both families.
     fn set_aside(&self, service: &Service, hosts: &[&str]) -> Result<()> {
         let mut want: Vec<_> = hosts.iter().flat_map(|host| self.addresses(host)).collect();
         want.sort_unstable();
@@ -217,7 +217,7 @@ impl Lab<'_> {
         })
     }
 
-    /// Dials until a backend of a Service is known to be silent, in both families.
+    /// Dials until a backend of a Service counts as silent, in both families.
     fn is_silent(&self, service: &Service, host: &str) -> Result<()> {
         wait_until(DEADLINE, "the backend is silent", || {
             let _some_fail = self.dial(service, 12, Duration::from_millis(2_500));

@@ -215,7 +215,7 @@ impl Open {
 }
 
 impl Fixture {
-    /// From a pod and from the node itself.
+    /// Opens connections from a pod and from the node itself.
     fn connections(&self) -> Result<Open> {
         let from = ["p1a", NODE]
             .into_iter()

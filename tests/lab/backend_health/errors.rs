@@ -14,7 +14,8 @@ use testbed::stranger::{self, Stranger};
 
 use super::{CLIENTS, CUT, HEAL, Lab, PORT};
 
-/// A firewall that refuses packets for the backends' port by an ICMP error, as most do that refuse.
+/// A firewall that refuses packets for the backends' port by an ICMP error, as most refusing
+/// firewalls do.
 const PROHIBIT: &str = "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 reject with icmpx admin-prohibited; }; }";
 
 /// One of the backends is on the clients' node, and one on the other.
@@ -121,7 +122,7 @@ impl Lab<'_> {
         let [client, backend] = [client, backend].map(|name| base.lab.host(name));
         backend.ns.nft(CUT)?;
         let [from, to] = [client, backend].map(|host| SocketAddr::new(host.addrs.ip(family), PORT));
-        // No socket sends this SYN again, and none hears of the errors.
+        // No socket repeats this SYN or receives the errors.
         let frontend = service.frontend(family);
         Stranger::on(client)?.send(stranger::tcp(from, frontend).syn(), frontend.ip())?;
         let from = self.source(from, to)?;
@@ -169,7 +170,7 @@ impl Lab<'_> {
     }
 }
 
-/// Returns how often the programs have counted an event.
+/// Returns the programs' count of an event.
 fn counted(agent: &Agent, event: &str) -> Result<u64> {
     agent
         .typed_status()?

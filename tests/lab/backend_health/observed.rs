@@ -65,7 +65,7 @@ fn node_reports_silent_backends_and_keeps_them_by_default() -> Result<()> {
     agent.stop()
 }
 
-/// Serves a Service without an annotation, and one that asks for the mode `on`.
+/// Serves a Service without an annotation, and a Service with the mode `on`.
 fn served() -> Result<(ServedLab, [Service; 2])> {
     let backends = ["p1b", "p2a", "p2b"];
     let base = ServedLab::with_api_server(Layout::Routed)?.serve(&backends, PORT)?;
@@ -77,8 +77,7 @@ fn served() -> Result<(ServedLab, [Service; 2])> {
     Ok((base, [web, asks]))
 }
 
-/// Returns how many silent backends the metric has: those that serve on, and those that are set
-/// aside.
+/// Returns the silent backends of the metric: those still in use, and those ejected.
 fn counted(agent: &Agent<'_>) -> Result<[f64; 2]> {
     let metrics = scrape(agent.ns())?;
     let samples = &metrics

@@ -356,7 +356,7 @@ fn real_devices_have_their_roles() {
 struct Devices {
     events: mpsc::Receiver<LinkEvent>,
     links: BTreeMap<u32, Link>,
-    /// How many full lists came.
+    /// The number of full lists.
     lists: u32,
 }
 
@@ -399,7 +399,7 @@ impl Devices {
         self.names().contains(&name)
     }
 
-    /// Sorted.
+    /// Returns the names, sorted.
     fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.links.values().map(|link| link.name.as_str()).collect();
         names.sort_unstable();

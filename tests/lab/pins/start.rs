@@ -205,7 +205,7 @@ fn refused(fixture: &Fixture, why: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the error of a kpx that ends at once.
+/// Returns the error of a kpx that exits at once.
 fn run(fixture: &Fixture, ns: &testbed::netns::NetNs, args: &[&str]) -> Result<String> {
     let mut command = Command::new(binary()?);
     command

@@ -69,7 +69,7 @@ impl Fixture {
         self.base.cluster.server()
     }
 
-    /// The agent, in charge of sockets in this test's cgroup.
+    /// Starts the agent with socket load balancing in this test's cgroup.
     pub(crate) fn agent(&self, scope: &str, args: &[&str]) -> Result<Agent<'_>> {
         let cgroup = self.cgroup.path().display().to_string();
         self.kpx(&[&["--socket-lb", scope, "--cgroup-root", &cgroup], args].concat())

@@ -321,7 +321,7 @@ fn sticky() -> Service {
     Service::new("sticky", 11, &["p1b", "p2a"], PORT).affinity(600)
 }
 
-/// Checks that a pod has one backend of such a Service, whichever way it takes.
+/// Checks that a pod has one backend of a Service with affinity, by packets and by sockets.
 fn packets_serve_a_pods_services_with_affinity(running: &Running<Cluster>) -> Result<()> {
     let Running {
         fixture: cluster,

@@ -95,8 +95,8 @@ fn agree(layout: Layout) -> Result<()> {
     agent.stop()
 }
 
-/// Where a client was served before, there a trace of it goes as well; tracing others does not
-/// change that.
+/// A trace of a known client leads to its previous backend; traces of other clients do not change
+/// that.
 fn known_client(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let family = Family::of(frontend.ip());
     let known = lab.host("p1a");
@@ -308,7 +308,7 @@ fn trace_needs_an_agent_or_manifests() -> Result<()> {
     Ok(())
 }
 
-/// Traces a connection, makes it, compares.
+/// Traces a connection, opens it, and compares.
 fn agrees(lab: &Lab, agent: &Agent, client: &Host, frontend: SocketAddr) -> Result<()> {
     let from = client.addrs.ip(Family::of(frontend.ip()));
     let dial = Dial::new(Protocol::Tcp, frontend);
