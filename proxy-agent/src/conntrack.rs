@@ -12,9 +12,9 @@
 //! Entries from kube-proxy keep translating after its end ([`stale`]). UDP flows never close, so
 //! kpx deletes those entries.
 
+pub mod liberal;
 pub mod stale;
 pub mod sysctl;
-pub mod tolerance;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

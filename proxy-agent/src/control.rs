@@ -28,7 +28,7 @@ use proxy_core::input::ObjectName;
 use proxy_datapath::{FlowMaps, Pins};
 use proxy_dns::{Known, Wanted};
 use proxy_metrics::Readings;
-use proxy_source::journal::{Journal, Told};
+use proxy_source::journal::{Journal, Reported};
 use proxy_view::status::Status;
 use proxy_view::{EventView, NameView, ServiceView, socket};
 
@@ -188,12 +188,12 @@ pub(crate) fn pins_router(root: &Path) -> Router {
 
 /// Returns the path `/events`: recent Events and problems.
 pub(crate) fn events_router(journal: Journal) -> Router {
-    let view = |Told {
+    let view = |Reported {
                     entry,
                     count,
                     first,
                     last,
-                }: Told| EventView {
+                }: Reported| EventView {
         first_seen: first,
         last_seen: last,
         count,

@@ -2,6 +2,7 @@
 //! in the maps.
 
 mod anchor;
+mod bypass_connections;
 mod desired_node;
 pub mod detect;
 mod device_rows;
@@ -18,7 +19,6 @@ mod ranges;
 mod relapses;
 mod service_routes;
 mod switch;
-mod whole_connections;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_core::desired::Desired;
-use proxy_datapath::{Attachments, NodeMaps, WholeFlows};
+use proxy_datapath::{Attachments, BypassFlows, NodeMaps};
 use proxy_net::anchor::Anchor;
 use proxy_net::role::Role;
 use proxy_net::route::Routes;
@@ -67,7 +67,7 @@ pub struct Node {
     /// Set once the programs can detect local pods, as far as possible.
     detects: bool,
     fast_path: FastPathState,
-    whole_flows: WholeFlows,
+    bypass_flows: BypassFlows,
     /// The rules' state that `fast_path` was evaluated for.
     judged_rules: JudgedRules,
     /// Set while a new device of a pod waits for an evaluation of the rules.
@@ -90,7 +90,7 @@ impl Node {
         handle: Handle,
         attachments: Attachments,
         maps: NodeMaps,
-        whole_flows: WholeFlows,
+        bypass_flows: BypassFlows,
         watched: WatchedNets,
     ) -> Result<Self> {
         let is_node = options.pod_routing.is_none();
@@ -114,8 +114,8 @@ impl Node {
             host_mode: options
                 .pod_routing
                 .map(|routing| HostMode::new(handle.clone(), routing)),
-            fast_path: FastPathState::new(options.fast_path, rows.inherits_whole_flows()),
-            whole_flows,
+            fast_path: FastPathState::new(options.fast_path, rows.inherits_bypass_flows()),
+            bypass_flows,
             judged_rules: JudgedRules::default(),
             judges_pods: false,
             rows,
@@ -222,7 +222,7 @@ impl Node {
     }
 
     /// Returns true while connections of pods may skip the stack from their first packet on.
-    pub fn opens_whole_connections(&self) -> bool {
+    pub fn opens_bypass_connections(&self) -> bool {
         self.rows.has_bare_pods() && self.fast_path.opens_flows()
     }
 

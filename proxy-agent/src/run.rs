@@ -225,13 +225,13 @@ async fn work(
     let (led_pods, pod_sockets) = pod_sockets::start(&mut datapath, settings.sync_period)?;
     let skips_stack = settings.node.fast_path != FastPath::Off;
     let watched = WatchedNets::default();
-    let whole = datapath.flows.whole()?;
+    let bypass = datapath.flows.bypass()?;
     let node = Node::start(
         settings.node,
         host.netlink.clone(),
         datapath.attachments,
         datapath.node,
-        whole,
+        bypass,
         watched.clone(),
     )
     .await?;
@@ -253,7 +253,7 @@ async fn work(
     let desired = desired_in(&datapath.loaded, own_node.clone(), model);
     let fast_path = skips_stack.then(|| FastPathWatch {
         ways: datapath.ways,
-        tolerated: datapath.tolerated,
+        liberal: datapath.liberal,
         judged: node.judged_rules(),
         handle: host.netlink.clone(),
         changes: rule_sender,

@@ -57,7 +57,7 @@ pub enum Reason {
     Unhooked,
     /// Spoofed: the source is the node's own address, or the route to the source uses another
     /// device.
-    Forged,
+    Spoofed,
     /// A first fragment to a Service that lacks part of its transport header.
     CutHeader,
     /// Belongs to a connection whose backend is lost with its node, for a Service with
@@ -114,7 +114,7 @@ impl Reason {
         Self::Rewrite,
         Self::Draining,
         Self::Unhooked,
-        Self::Forged,
+        Self::Spoofed,
         Self::CutHeader,
         Self::BackendLost,
     ];
@@ -153,7 +153,7 @@ impl Reason {
             | Self::RouteLost
             | Self::Rewrite
             | Self::Unhooked
-            | Self::Forged
+            | Self::Spoofed
             | Self::CutHeader => Verdict::Drop,
         }
     }
@@ -201,7 +201,7 @@ impl Reason {
             Self::Rewrite => "rewrite",
             Self::Draining => "draining",
             Self::Unhooked => "unhooked",
-            Self::Forged => "forged",
+            Self::Spoofed => "spoofed",
             Self::CutHeader => "cut_header",
             Self::BackendLost => "backend_lost",
         }

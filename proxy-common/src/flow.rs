@@ -29,8 +29,8 @@ use crate::closed::closed;
 use crate::frontend::FrontendKey;
 use crate::service_counts::Passed;
 
+mod cached_route;
 mod end;
-mod judged;
 mod key;
 mod offer;
 mod ports;
@@ -40,15 +40,15 @@ mod seen;
 mod state;
 mod step;
 
+pub use cached_route::{CachedRoute, Term};
 pub use end::{Acked, Ahead, is_recent};
-pub use judged::{Judged, Term};
 pub use key::FlowKey;
 pub use offer::{AnyKey, Offer, is_for_asker};
 pub use ports::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST, may_be_drawn};
 pub use proof::Proof;
 pub use seen::Seen;
 pub use state::{State, Timeouts};
-pub use step::{Sender, Step, Told, is_settled, is_stream, step};
+pub use step::{Sender, Signals, Step, is_settled, is_stream, step};
 
 /// The hook that looks up an entry of `FLOWS`.
 #[repr(transparent)]
@@ -204,7 +204,7 @@ impl<A: Addr> Flow<A> {
 
     /// Returns true for a bypass flow to a pod of another node.
     #[inline(always)]
-    pub const fn is_whole_far(&self) -> bool {
+    pub const fn is_bypass_far(&self) -> bool {
         self.flags & (Self::HOST | Self::FAR) == Self::FAR
     }
 
@@ -218,11 +218,11 @@ impl<A: Addr> Flow<A> {
         if self.kind == Kind::UNDNAT {
             self.tx = self.tx.with(Seen::OFFERED);
         }
-        if self.is_whole_far() {
+        if self.is_bypass_far() {
             self.flags &= !Self::FAR;
         }
-        self.rx = self.rx.without(Seen::WHOLE);
-        self.set_judged(Judged::NONE);
+        self.rx = self.rx.without(Seen::BYPASS);
+        self.set_cached_route(CachedRoute::NONE);
     }
 
     /// Returns the client's address and port between the hooks.

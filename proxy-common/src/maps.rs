@@ -31,7 +31,7 @@ macro_rules! family_maps {
             source_ranges: SOURCE_RANGES4 SOURCE_RANGES6: LpmTrie<SourceRange<A>, u32> = 65_536, NO_PREALLOC, networks;
             flows: FLOWS4 FLOWS6: HashMap<FlowKey<A>, Flow<A>> = FLOWS, 0, more_passed;
             /// Foreign NAT ports.
-            guests: GUESTS4 GUESTS6: LruHashMap<FlowKey<A>, Guest> = 32_768, 0, none;
+            foreign_nat: GUESTS4 GUESTS6: LruHashMap<FlowKey<A>, ForeignNat> = 32_768, 0, none;
             /// Original keys, oldest first. Half-open flows among them make room.
             half_open: HALF_OPEN_RING4 HALF_OPEN_RING6: Array<Place<A>> = all_places(FLOWS / 4), 0, none;
             half_open_ends: HALF_OPEN_ENDS4 HALF_OPEN_ENDS6: Array<PaddedEnds> = RINGS_MAX * CLASSES, 0, none;

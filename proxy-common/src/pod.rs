@@ -8,12 +8,12 @@ use crate::connect::Connects;
 use crate::cpu::Cpu;
 use crate::device::{Device, Node, OwnAddr};
 use crate::flow::{AnyKey, Flow, FlowKey, Offer};
+use crate::foreign_nat::ForeignNat;
 use crate::fragment::{FragmentKey, Ports};
 use crate::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey,
     SourceRange,
 };
-use crate::guest::Guest;
 use crate::half_open::{PaddedEnds, Place};
 use crate::monitor::Record;
 use crate::policy::Decision;
@@ -39,7 +39,7 @@ pod!(
     Cpu,
     Device,
     Endpoint,
-    Guest,
+    ForeignNat,
     Maglev,
     Node,
     Offer,

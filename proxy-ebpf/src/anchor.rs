@@ -12,7 +12,7 @@ use crate::outcome::Outcome;
 use crate::packet::Packet;
 use crate::redirect::Forward;
 use crate::skb::{LinkHeader, PacketMark, Skb};
-use crate::{Action, host, news, redirect, tcp};
+use crate::{Action, host, redirect, state_change, tcp};
 
 /// Sends a packet of an open flow straight to its pod's device, by the link that the first packet
 /// of this second has found.
@@ -31,24 +31,24 @@ pub fn quick<A: Net>(skb: Skb) -> Outcome {
     let Some(entry) = maps::live_flow(&key) else {
         return Outcome::NOT_ESTABLISHED;
     };
-    let is_news = established::is_news_to_opener(&entry, &head);
+    let is_change = established::changes_opener(&entry, &head);
     // A packet that came in has no news to tell here.
-    if is_news && (skb.came_in() || !news::may_be_taken(&head)) {
+    if is_change && (skb.came_in() || !state_change::may_be_taken(&head)) {
         return Outcome::NOT_ESTABLISHED;
     }
     let now_secs = maps::about_now_secs();
-    let judged = entry.read(Flow::judged);
-    let is_known = judged.holds(skb.ifindex(), Term::new(now_secs, maps::epoch()));
+    let cached_route = entry.read(Flow::cached_route);
+    let is_known = cached_route.holds(skb.ifindex(), Term::new(now_secs, maps::epoch()));
     if !is_known || entry.read(|flow| flow.last_secs != now_secs || flow.kind != Kind::DNAT) {
         return Outcome::NOT_ESTABLISHED;
     }
     let (source, backend) = entry.read(|flow| (flow.source, flow.backend));
-    let exit =
-        maps::exit(judged.exit(), &backend.addr).filter(|exit| is_within(skb, &head, exit.mtu));
+    let exit = maps::exit(cached_route.exit(), &backend.addr)
+        .filter(|exit| is_within(skb, &head, exit.mtu));
     let Some(exit) = exit else {
         return Outcome::NOT_ESTABLISHED;
     };
-    if !entry.is_at(&key) || is_news && !established::take_news(&entry, &head, true) {
+    if !entry.is_at(&key) || is_change && !established::take_change(&entry, &head, true) {
         return Outcome::NOT_ESTABLISHED;
     }
     entry.count(skb.segments(), skb.len());

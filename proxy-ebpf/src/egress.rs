@@ -6,7 +6,7 @@ use proxy_common::flow::{EntryKind, Hook};
 use crate::maps::{Memory, Scratch};
 use crate::net::Net;
 use crate::skb::{LinkHeader, Skb};
-use crate::{Action, flow, guest, maps};
+use crate::{Action, flow, foreign_nat, maps};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action, Reason> {
@@ -16,7 +16,7 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action,
     scratch.packet.parse(skb, link, Hook::EGRESS)?;
     let mark = skb.weigh(noted, scratch.packet.is_fragment());
     if mark.port_shows() {
-        guest::learn(scratch);
+        foreign_nat::learn(scratch);
     }
     if mark.is_done() || mark.port_shows() {
         skb.settle_packet_mark();
@@ -31,7 +31,7 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action,
         decision,
     )?;
     // A packet that a hook has rewritten is no other program's.
-    if !is_known && (noted.is_translated() || !guest::meet(scratch)?) {
+    if !is_known && (noted.is_translated() || !foreign_nat::meet(scratch)?) {
         return Err(Reason::NotOurs);
     }
     let Scratch { packet, flow, .. } = scratch;

@@ -10,7 +10,7 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{
-    Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Sender, Told, is_settled, is_stream, step,
+    Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Sender, Signals, is_settled, is_stream, step,
 };
 
 use crate::maps::about_now_secs;
@@ -20,7 +20,7 @@ use crate::outcome::Outcome;
 use crate::packet::{self, Packet};
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
-use crate::{Action, guest, host, lookup, news};
+use crate::{Action, foreign_nat, host, lookup, state_change};
 
 /// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without
 /// options.
@@ -41,9 +41,9 @@ pub struct Head<A: Addr> {
 impl<A: Net> Head<A> {
     /// Returns what the packet tells its flow.
     #[inline(always)]
-    fn told(&self) -> Told {
+    fn signals(&self) -> Signals {
         // A datagram has no flags.
-        tcp::told(self.flags)
+        tcp::signals(self.flags)
     }
 
     // Copies, field by field: what is copied as a whole, or lent to the kernel, lies in memory, and
@@ -114,11 +114,11 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
         return missed(skb, hook, &head, Others::ANY, memory);
     };
     translate(skb, (hook, mark), &head, (&key, &entry), memory, || {
-        is_forged(skb, hook, &head)
+        is_spoofed(skb, hook, &head)
     })
 }
 
-/// Translates a packet whose entry has been found. The result is as that of [`run`]. `is_forged` is
+/// Translates a packet whose entry has been found. The result is as that of [`run`]. `is_spoofed` is
 /// asked of a packet with news.
 #[inline(always)]
 pub fn translate<A: Net>(
@@ -127,7 +127,7 @@ pub fn translate<A: Net>(
     head: &Head<A>,
     (key, entry): (&FlowKey<A>, &Entry<A>),
     memory: Memory,
-    is_forged: impl FnOnce() -> bool,
+    is_spoofed: impl FnOnce() -> bool,
 ) -> Outcome {
     let Some(kind) = entry.read(|flow| flow.kind).known() else {
         return Outcome::NOT_ESTABLISHED;
@@ -150,19 +150,19 @@ pub fn translate<A: Net>(
         EntryKind::Dnat | EntryKind::Snat | EntryKind::Undnat => return Outcome::NOT_ESTABLISHED,
     };
     // The slow path takes a packet with other news than these, and perhaps one of another flow.
-    let is_news = match kind {
-        EntryKind::Dnat => is_news_to_opener(entry, head),
-        EntryKind::Undnat => is_news_to_reply(entry, head) || advances(entry, head),
+    let is_change = match kind {
+        EntryKind::Dnat => changes_opener(entry, head),
+        EntryKind::Undnat => changes_reply(entry, head) || advances(entry, head),
         EntryKind::Snat | EntryKind::Unsnat => false,
     };
     let may_be_anothers = || kind == EntryKind::Undnat && may_be_anothers(entry, mark);
     // It goes to a socket of the host's, past the kernel's check of sources.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
-    if is_given_back && net::is_forged(skb, At::Here, &head.src().addr, &head.dst().addr) {
+    if is_given_back && net::is_spoofed(skb, At::Here, &head.src().addr, &head.dst().addr) {
         return Outcome::NOT_ESTABLISHED;
     }
-    let is_forged = || !is_given_back && is_forged();
-    if is_news && (!news::may_be_taken(head) || is_forged()) || may_be_anothers() {
+    let is_spoofed = || !is_given_back && is_spoofed();
+    if is_change && (!state_change::may_be_taken(head) || is_spoofed()) || may_be_anothers() {
         return Outcome::NOT_ESTABLISHED;
     }
     let starts_on_lo = is_given_back && entry.read(Flow::starts_on_lo);
@@ -176,7 +176,7 @@ pub fn translate<A: Net>(
         if entry.read(|flow| flow.last_secs) != now_secs {
             return Outcome::NOT_ESTABLISHED;
         }
-        if is_news && !take_news(entry, head, kind == EntryKind::Dnat) {
+        if is_change && !take_change(entry, head, kind == EntryKind::Dnat) {
             return Outcome::NOT_ESTABLISHED;
         }
         entry.count(skb.segments(), skb.len());
@@ -224,7 +224,7 @@ fn note<A: Net>(skb: Skb, hook: Hook, kind: EntryKind, source_changes: bool, hea
     if hook != Hook::INGRESS {
         skb.settle_packet_mark();
     } else if kind == EntryKind::Dnat {
-        let port_shows = guest::is_known_by(head.proto, head.told());
+        let port_shows = foreign_nat::is_known_by(head.proto, head.signals());
         skb.set_packet_mark(PacketMark::forward(source_changes, port_shows));
     } else {
         skb.set_packet_mark(PacketMark::BACK);
@@ -236,7 +236,7 @@ fn note<A: Net>(skb: Skb, hook: Hook, kind: EntryKind, source_changes: bool, hea
 #[inline(always)]
 fn is_plain<A: Net>(skb: Skb, head: &Head<A>) -> bool {
     head.is_between_hosts()
-        && !guest::counts(&head.src, head.proto, head.told())
+        && !foreign_nat::counts(&head.src, head.proto, head.signals())
         && !skb.may_be_class()
 }
 
@@ -298,7 +298,9 @@ pub fn missed<A: Net>(
         return Outcome::NOT_ESTABLISHED;
     }
     if hook == Hook::EGRESS {
-        if guest::counts(&head.src, head.proto, head.told()) && !skb.packet_mark().is_translated() {
+        if foreign_nat::counts(&head.src, head.proto, head.signals())
+            && !skb.packet_mark().is_translated()
+        {
             return Outcome::NOT_ESTABLISHED;
         }
         skb.clear_packet_mark();
@@ -349,7 +351,7 @@ fn is_answer<A: Net>(head: &Head<A>) -> bool {
 /// Returns true if a packet towards the backend changes more of its flow than counts, or if the
 /// backend may have left.
 #[inline(always)]
-pub fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
+pub fn changes_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     let tx = entry.read(|flow| flow.tx);
     let rx = entry.read(|flow| flow.rx);
     // The slow path looks for the proof.
@@ -360,9 +362,9 @@ pub fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
                 rx,
                 proves: true,
             },
-            head.told(),
+            head.signals(),
         )
-        .is_news
+        .is_change
     };
     let may_have_moved =
         || head.proto != Proto::TCP && entry.read(|flow| flow.generation) != maps::generation();
@@ -371,11 +373,11 @@ pub fn is_news_to_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
 
 /// Returns true if a packet from the backend changes more of its flow than counts.
 #[inline(always)]
-pub fn is_news_to_reply<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
+pub fn changes_reply<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     let rx = entry.read(|flow| flow.rx);
     let is_step = || {
         let is_stream = is_stream(head.proto, entry.read(|flow| flow.passed.packets));
-        step(Sender::Backend { rx, is_stream }, head.told()).is_news
+        step(Sender::Backend { rx, is_stream }, head.signals()).is_change
     };
     !(head.is_plain() && is_settled(rx, Seen::NOTHING, head.proto == Proto::UDP)) && is_step()
 }
@@ -389,8 +391,8 @@ fn may_be_anothers<A: Net>(entry: &Entry<A>, mark: PacketMark) -> bool {
 /// Returns true if a packet with news has a false sender. As the slow path does, it does not ask of
 /// a client's acknowledgement, whose number shows more.
 #[inline(always)]
-pub fn is_forged<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
-    let (is_judged, came_in_by) = match hook {
+pub fn is_spoofed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
+    let (is_validated, came_in_by) = match hook {
         // The slow path has to find out.
         Hook::INGRESS if !A::SHORT_WAYS_JUDGE => return !head.is_plain(),
         Hook::INGRESS => (!head.is_plain(), At::Here),
@@ -398,16 +400,16 @@ pub fn is_forged<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
     };
     let src = head.src();
     let dst = head.dst();
-    is_judged && net::is_forged(skb, came_in_by, &src.addr, &dst.addr)
+    is_validated && net::is_spoofed(skb, came_in_by, &src.addr, &dst.addr)
 }
 
 /// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the
 /// flow is as it was then.
 #[inline(always)]
-pub fn take_news<A: Net>(entry: &Entry<A>, head: &Head<A>, is_there: bool) -> bool {
+pub fn take_change<A: Net>(entry: &Entry<A>, head: &Head<A>, is_original: bool) -> bool {
     let seq = u32::from_be(head.numbers.seq);
     let acked = u32::from_be(head.numbers.acked);
-    news::take(entry, head.told(), seq, acked, is_there)
+    state_change::take(entry, head.signals(), seq, acked, is_original)
 }
 
 /// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload:

@@ -10,7 +10,7 @@ use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
 
 use crate::maps::{self, DecisionMemory, Entry};
-use crate::net::{At, Net, is_forged};
+use crate::net::{At, Net, is_spoofed};
 use crate::packet::Packet;
 use crate::setting::timeouts;
 use crate::skb::{PacketMark, Skb};
@@ -25,7 +25,7 @@ use crate::{decide, select};
 /// (netfilter's REJECT). Where the mark is lost to another program, the addresses and ports alone
 /// decide.
 ///
-/// A packet in another's name changes nothing: [`Reason::Forged`]. One of a flow that the agent has
+/// A packet in another's name changes nothing: [`Reason::Spoofed`]. One of a flow that the agent has
 /// ended changes nothing either: [`Reason::BackendLost`].
 #[inline(always)]
 pub fn follow<A: Net>(
@@ -39,7 +39,7 @@ pub fn follow<A: Net>(
     match learn(skb, packet, (hook, mark), flow, decision) {
         Followed::Known => Ok(true),
         Followed::Unknown => Ok(false),
-        Followed::Forged => Err(Reason::Forged),
+        Followed::Spoofed => Err(Reason::Spoofed),
         Followed::Lost => Err(Reason::BackendLost),
     }
 }
@@ -50,7 +50,7 @@ pub fn follow<A: Net>(
 enum Followed {
     Unknown,
     Known,
-    Forged,
+    Spoofed,
     /// The agent has ended the flow.
     Lost,
 }
@@ -71,7 +71,7 @@ fn learn<A: Net>(
     let Some(kind) = flow.kind.known() else {
         return Followed::Unknown;
     };
-    let is_news = match kind {
+    let is_change = match kind {
         EntryKind::Dnat => {
             let proves = proves(packet, flow);
             // The number shows that the sender got the backend's answer, and that says more than
@@ -88,9 +88,9 @@ fn learn<A: Net>(
                     rx: flow.rx,
                     proves,
                 },
-                packet.told(),
+                packet.signals(),
             )
-            .is_news
+            .is_change
         }
         EntryKind::Undnat if advances(packet, flow) => true,
         // A datagram that assures a stream is not judged for that alone.
@@ -100,18 +100,18 @@ fn learn<A: Net>(
                     rx: flow.rx,
                     is_stream: false,
                 },
-                packet.told(),
+                packet.signals(),
             )
-            .is_news
+            .is_change
         }
     };
     // The kernel's check of sources (`rp_filter`) suffices for a packet that changes only counts. A
     // packet that is put into the host past that check is judged, too: the routes are asked about
     // it once in a term.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
-    let is_judged = is_given_back || is_news || flow.last_secs != maps::about_now_secs();
-    if is_judged && is_in_anothers_name(skb, packet, hook, mark, kind) {
-        return Followed::Forged;
+    let is_validated = is_given_back || is_change || flow.last_secs != maps::about_now_secs();
+    if is_validated && is_in_anothers_name(skb, packet, hook, mark, kind) {
+        return Followed::Spoofed;
     }
     if kind == EntryKind::Undnat
         && !is_marked_otherwise(packet, mark, flow)
@@ -137,10 +137,10 @@ fn learn<A: Net>(
 #[inline(never)]
 pub fn is_of_another_connection<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
     let proto = packet.proto;
-    let told = packet.told();
+    let signals = packet.signals();
     let now_secs = maps::about_now_secs();
     let is_unexpected = is_answered_by_another(packet, flow);
-    if !is_unexpected && !told.answers_opener() && flow.idle_secs(now_secs) <= LINGER_SECS {
+    if !is_unexpected && !signals.answers_opener() && flow.idle_secs(now_secs) <= LINGER_SECS {
         return false;
     }
     let opener_key = flow.opener_key(proto);
@@ -151,7 +151,7 @@ pub fn is_of_another_connection<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) 
     if is_unexpected && opener.read(|flow| !flow.rx.has(Seen::PACKET)) {
         return true;
     }
-    let is_outlived = opener.read(|flow| flow.is_outlived_by(told, proto, now_secs, timeouts()));
+    let is_outlived = opener.read(|flow| flow.is_outlived_by(signals, proto, now_secs, timeouts()));
     if is_outlived && maps::flow(&opener_key, flow).is_none() {
         // Another CPU has closed it meanwhile.
         flow.kind = Kind::UNDNAT;
@@ -179,11 +179,11 @@ fn is_marked_otherwise<A: Net>(packet: &Packet<A>, mark: PacketMark, flow: &Flow
 fn is_answered_by_another<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
     packet
         .seq()
-        .is_some_and(|seq| flow.is_answered_by_another(packet.proto, packet.told(), seq))
+        .is_some_and(|seq| flow.is_answered_by_another(packet.proto, packet.signals(), seq))
 }
 
 /// Returns true if the packet came in through a device at which its sender cannot be. See
-/// [`net::is_forged`](crate::net::is_forged).
+/// [`net::is_spoofed`](crate::net::is_forged).
 #[inline(always)]
 fn is_in_anothers_name<A: Net>(
     skb: Skb,
@@ -208,7 +208,7 @@ fn is_in_anothers_name<A: Net>(
             return false;
         }
     };
-    is_forged(skb, came_in_by, &packet.src.addr, &packet.dst.addr)
+    is_spoofed(skb, came_in_by, &packet.src.addr, &packet.dst.addr)
 }
 
 /// Brings a flow up to date with a packet that looks like one of it.
@@ -244,16 +244,16 @@ fn heed<A: Net>(
                 packet.moves = true;
                 return Followed::Unknown;
             }
-            let end = there(entry, flow, packet, now_secs);
+            let end = original(entry, flow, packet, now_secs);
             // The backend would ignore it. Conntrack forgets a silent connection ten seconds after
             // a RST in its window.
             if end == End::Ignored && packet.resets() && flow.is_far() {
-                return Followed::Forged;
+                return Followed::Spoofed;
             }
         }
         EntryKind::Undnat if is_marked_otherwise(packet, mark, flow) => return Followed::Unknown,
         EntryKind::Snat if !mark.source_changes() && !mark.is_lost() => return Followed::Unknown,
-        EntryKind::Undnat => back(entry, flow, packet),
+        EntryKind::Undnat => reply(entry, flow, packet),
         // Both directions pass one of the above as well.
         EntryKind::Snat | EntryKind::Unsnat => {}
     }
@@ -321,7 +321,7 @@ fn judge_end<A: Net>(packet: &Packet<A>, acked: u32, ahead: Ahead) -> End {
     if Acked(acked).permits_end(seq, ahead) {
         return End::Likely;
     }
-    if packet.told().is_goodbye() && Acked(acked).permits_end(seq, Ahead::GOODBYE) {
+    if packet.signals().is_goodbye() && Acked(acked).permits_end(seq, Ahead::GOODBYE) {
         return End::Early;
     }
     maps::count(Event::EndIgnored);
@@ -331,12 +331,12 @@ fn judge_end<A: Net>(packet: &Packet<A>, acked: u32, ahead: Ahead) -> End {
 /// Applies the step of a packet towards the backend, unless it would end the flow and is not likely
 /// to. Returns the judgement of that.
 #[inline(always)]
-fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) -> End {
+fn original<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) -> End {
     entry.count(packet.segments, packet.len);
     // A stranger can make the backend speak. Only the client can make it acknowledge more.
     let advances =
         |flow: &Flow<A>| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs));
-    if packet.told().ends(flow.tx)
+    if packet.signals().ends(flow.tx)
         && flow.has(Flow::<A>::NUMBERED)
         && flow.is_assured()
         && let Some(undnat) = maps::undnat(flow, packet.proto)
@@ -357,7 +357,7 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
             rx: flow.rx,
             proves,
         },
-        packet.told(),
+        packet.signals(),
     );
     let rx = if step.revokes_reset {
         flow.rx.without(Seen::RST)
@@ -384,7 +384,7 @@ fn there<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs:
     } else {
         step.seen
     };
-    if dials && flow.is_redialled_by(packet.told(), now_secs) {
+    if dials && flow.is_redialled_by(packet.signals(), now_secs) {
         seen = seen.with(Seen::REDIALLED);
     }
     if seen != flow.tx {
@@ -424,15 +424,15 @@ const DIALLED: Seen = Seen::DIALLED.with(Seen::REDIALLED);
 /// when the state changes. It is told of every RST, because it may have heard from the client since
 /// the last one.
 #[inline(always)]
-pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
+pub fn reply<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);
     // Read again, so that the verifier follows what comes next once, whatever was found.
     if !maps::again(&flow.rx).has(Seen::PACKET) && maps::again(&packet.proto) == Proto::TCP {
-        maps::note_answer(flow, packet.told_again());
+        maps::note_answer(flow, packet.signals_again());
     }
     let now_secs = maps::about_now_secs();
     let mut opener = None;
-    if packet.told().ends(flow.rx) && flow.has(Flow::<A>::NUMBERED) {
+    if packet.signals().ends(flow.rx) && flow.has(Flow::<A>::NUMBERED) {
         opener = maps::opener(flow, packet.proto);
     }
     if opener
@@ -447,7 +447,7 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
             rx: flow.rx,
             is_stream,
         },
-        packet.told(),
+        packet.signals(),
     );
     let mut rx = step.seen;
     if flow.has(Flow::<A>::NUMBERED)
@@ -460,7 +460,7 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
             rx = rx.without(Seen::ADVANCED);
         }
     }
-    let answers = packet.told().answers_opener();
+    let answers = packet.signals().answers_opener();
     if rx == flow.rx && flow.last_secs == now_secs && !packet.resets() && !answers {
         return;
     }
@@ -480,7 +480,7 @@ pub fn back<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     {
         rx = Seen::PACKET
             .with(Seen::ADVANCED)
-            .with(rx.only(Seen::DIRECT.with(Seen::WHOLE)));
+            .with(rx.only(Seen::DIRECT.with(Seen::BYPASS)));
         entry.set_rx(rx);
         // Conntrack begins another one as well, and forgets what it tolerated.
         entry.set_tx(flow.tx.without(Seen::LIBERAL));

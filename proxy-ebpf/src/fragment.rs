@@ -5,7 +5,7 @@ use proxy_common::counter::Reason;
 use proxy_common::device::Node;
 use proxy_common::fragment::{FragmentKey, Ports};
 
-use crate::net::{At, Net, is_forged};
+use crate::net::{At, Net, is_spoofed};
 use crate::skb::Skb;
 use crate::{lookup, maps, packet, redirect};
 
@@ -78,7 +78,7 @@ fn is_in_anothers_name<A: Net>(skb: Skb) -> bool {
     ) else {
         return false;
     };
-    is_forged(skb, At::Here, &src, &dst)
+    is_spoofed(skb, At::Here, &src, &dst)
 }
 
 /// With the addresses read to their place, and what is before them in the packet overwritten.

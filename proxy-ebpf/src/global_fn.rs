@@ -133,30 +133,30 @@ global_functions! {
         0
     }
 
-    /// Calls [`ipv6::is_hidden_and_forged`]; 0 if not.
+    /// Calls [`ipv6::is_hidden_and_spoofed`]; 0 if not.
     fn kpx_hidden6(skb: *mut __sk_buff, at: u32) -> u32 {
-        ipv6::is_hidden_and_forged(Skb::from_ptr(skb), at).into()
+        ipv6::is_hidden_and_spoofed(Skb::from_ptr(skb), at).into()
     }
 
-    /// Calls [`net::forged`], where the packet came in before unless `before` is 0; 0 if not.
-    fn kpx_forged4(skb: *mut __sk_buff, src: u32, dst: u32, before: u32) -> u32 {
+    /// Calls [`net::spoofed`], where the packet came in before unless `before` is 0; 0 if not.
+    fn kpx_spoofed4(skb: *mut __sk_buff, src: u32, dst: u32, before: u32) -> u32 {
         let at = if before == 0 { At::Here } else { At::Before };
-        net::forged(Skb::from_ptr(skb), at, &Addr4::from_wire(src), &Addr4::from_wire(dst)).into()
+        net::spoofed(Skb::from_ptr(skb), at, &Addr4::from_wire(src), &Addr4::from_wire(dst)).into()
     }
 
-    /// Calls [`net::forged`] with the registers of both addresses; 0 if not.
-    fn kpx_forged6(skb: *mut __sk_buff, a: u64, b: u64, c: u64, d: u64) -> u32 {
+    /// Calls [`net::spoofed`] with the registers of both addresses; 0 if not.
+    fn kpx_spoofed6(skb: *mut __sk_buff, a: u64, b: u64, c: u64, d: u64) -> u32 {
         let src = Addr6::from_registers([a, b]);
         let dst = Addr6::from_registers([c, d]);
-        net::forged(Skb::from_ptr(skb), At::Here, &src, &dst).into()
+        net::spoofed(Skb::from_ptr(skb), At::Here, &src, &dst).into()
     }
 
-    /// Calls [`net::forged`] with the registers of both addresses, where the packet came in before;
+    /// Calls [`net::spoofed`] with the registers of both addresses, where the packet came in before;
     /// 0 if not.
-    fn kpx_forged_before6(skb: *mut __sk_buff, a: u64, b: u64, c: u64, d: u64) -> u32 {
+    fn kpx_spoofed_before6(skb: *mut __sk_buff, a: u64, b: u64, c: u64, d: u64) -> u32 {
         let src = Addr6::from_registers([a, b]);
         let dst = Addr6::from_registers([c, d]);
-        net::forged(Skb::from_ptr(skb), At::Before, &src, &dst).into()
+        net::spoofed(Skb::from_ptr(skb), At::Before, &src, &dst).into()
     }
 
     /// Calls [`maps::is_sender`]; 0 if not.

@@ -7,7 +7,7 @@
 use aya_ebpf::bindings::BPF_F_INGRESS;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{Flow, Hook, Judged, Term};
+use proxy_common::flow::{CachedRoute, Flow, Hook, Term};
 use proxy_common::hook::PacketHook;
 use proxy_common::policy::Decision;
 
@@ -92,7 +92,7 @@ fn link<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, node: &Node) -> u32 {
     } = scratch;
     // Before the routes are asked: what they say counts for the epoch that began before.
     let term = Term::new(maps::about_now_secs(), maps::epoch());
-    if flow.has(Flow::<A>::HOST_BACKEND) || flow.judged().holds(skb.ifindex(), term) {
+    if flow.has(Flow::<A>::HOST_BACKEND) || flow.cached_route().holds(skb.ifindex(), term) {
         return 0;
     }
     route.ask(flow.source.port, flow.backend.port, 0, false);
@@ -110,7 +110,7 @@ fn link<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, node: &Node) -> u32 {
         return 0;
     }
     if let Some(entry) = maps::opener(flow, packet.proto) {
-        entry.set_judged(Judged::new(skb.ifindex(), exit, term));
+        entry.set_cached_route(CachedRoute::new(skb.ifindex(), exit, term));
     }
     exit
 }

@@ -9,13 +9,13 @@ use proxy_common::policy::Decision;
 
 use crate::decide;
 use crate::maps::{DecisionMemory, Memory, Scratch};
-use crate::net::{At, Net, NextHop, is_forged, route_and_source};
+use crate::net::{At, Net, NextHop, is_spoofed, route_and_source};
 use crate::open;
 use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
 use crate::redirect::{self, Forward};
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
-use crate::{Action, flow, guest, host, maps, monitor};
+use crate::{Action, flow, foreign_nat, host, maps, monitor};
 
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {
@@ -49,7 +49,7 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result
             packet.rewrite(skb, &flow.client_between(), &flow.backend, flow.is_far())?;
             maps::count(Event::Forwarded);
             let port_shows =
-                !packet.is_fragment() && guest::is_known_by(packet.proto, packet.told());
+                !packet.is_fragment() && foreign_nat::is_known_by(packet.proto, packet.signals());
             skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices(), port_shows));
             Ok(Action::PASS)
         }
@@ -72,7 +72,7 @@ fn is_first_of_connection(skb: Skb, is_known: bool) -> bool {
 /// backend, and its sender is judged where its frontend is found.
 #[inline(always)]
 fn opens_connection(skb: Skb) -> bool {
-    skb.found().told.opens_connection()
+    skb.found().signals.opens_connection()
 }
 
 /// Looks after a connection's opener that has opened no flow here, for this reason: a backend may
@@ -118,8 +118,8 @@ pub fn is_hidden_by_tags(skb: Skb) -> bool {
 fn look_up<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<bool, Reason> {
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     if let Err(reason) = scratch.packet.parse(skb, link, Hook::INGRESS) {
-        return Err(if A::is_hidden_and_forged(skb, link) {
-            Reason::Forged
+        return Err(if A::is_hidden_and_spoofed(skb, link) {
+            Reason::Spoofed
         } else {
             reason
         });
@@ -136,7 +136,7 @@ fn look_up<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<bool, R
         decision,
     )?;
     if !is_known && speaks_for_node(&scratch.packet) {
-        return Err(Reason::Forged);
+        return Err(Reason::Spoofed);
     }
     Ok(is_known)
 }
@@ -199,10 +199,10 @@ fn choose<A: Net>(
     // In bits: no branch on the flags follows the calls below.
     let remote = (((device / Device::POD) & 1) ^ 1) as u8 * Flow::<A>::REMOTE;
     let objection = |packet: &Packet<A>| {
-        if guest::is_answer(packet) {
+        if foreign_nat::is_answer(packet) {
             return Some(Reason::NotOurs);
         }
-        is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr).then_some(Reason::Forged)
+        is_spoofed(skb, At::Here, &packet.src.addr, &packet.dst.addr).then_some(Reason::Spoofed)
     };
     let decision = match decide::run(scratch, origin, node, decision, objection) {
         Ok(decision) => decision,
@@ -281,10 +281,10 @@ fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason>
     {
         return Err(Reason::NotOurs);
     }
-    if is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
+    if is_spoofed(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
         // A packet of a pod's Service comes back by an uplink if a firewall elsewhere looks at it.
         return Err(if from_pod {
-            Reason::Forged
+            Reason::Spoofed
         } else {
             Reason::NotOurs
         });

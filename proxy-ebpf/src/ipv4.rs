@@ -279,7 +279,7 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
-    fn is_hidden_and_forged(_: Skb, _: LinkHeader) -> bool {
+    fn is_hidden_and_spoofed(_: Skb, _: LinkHeader) -> bool {
         false
     }
 
@@ -309,8 +309,8 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
-    fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
-        global_fn::kpx_forged4(
+    fn is_spoofed(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
+        global_fn::kpx_spoofed4(
             skb.as_ptr(),
             src.wire(),
             dst.wire(),

@@ -30,10 +30,10 @@ pub struct Ipv6Header {
     dst: [u32; 4],
 }
 
-/// See [`Net::is_hidden_and_forged`]; the IPv6 header is at `at`. Conntrack looks for TCP behind
+/// See [`Net::is_hidden_and_spoofed`]; the IPv6 header is at `at`. Conntrack looks for TCP behind
 /// any extension headers.
 #[inline(always)]
-pub fn is_hidden_and_forged(skb: Skb, at: u32) -> bool {
+pub fn is_hidden_and_spoofed(skb: Skb, at: u32) -> bool {
     let Ok(ip) = skb.load::<Ipv6Header>(at) else {
         return false;
     };
@@ -53,7 +53,7 @@ pub fn is_hidden_and_forged(skb: Skb, at: u32) -> bool {
         && src.is_unicast()
         && dst.is_unicast()
         && !is_followed()
-        && net::forged(skb, At::Here, &src, &dst)
+        && net::spoofed(skb, At::Here, &src, &dst)
 }
 
 /// The usual headers: no options between them. (The transport's have 8 bytes at the least.)
@@ -319,7 +319,7 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn is_hidden_and_forged(skb: Skb, link: LinkHeader) -> bool {
+    fn is_hidden_and_spoofed(skb: Skb, link: LinkHeader) -> bool {
         global_fn::kpx_hidden6(skb.as_ptr(), link.len()) != 0
     }
 
@@ -349,14 +349,14 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
+    fn is_spoofed(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
         let [a, b] = src.registers();
         let [c, d] = dst.registers();
-        let forged = match at {
-            At::Here => global_fn::kpx_forged6(skb.as_ptr(), a, b, c, d),
-            At::Before => global_fn::kpx_forged_before6(skb.as_ptr(), a, b, c, d),
+        let spoofed = match at {
+            At::Here => global_fn::kpx_spoofed6(skb.as_ptr(), a, b, c, d),
+            At::Before => global_fn::kpx_spoofed_before6(skb.as_ptr(), a, b, c, d),
         };
-        forged != 0
+        spoofed != 0
     }
 
     #[inline(always)]

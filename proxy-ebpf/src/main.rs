@@ -28,9 +28,9 @@ mod egress;
 mod established;
 mod extension;
 mod flow;
+mod foreign_nat;
 mod fragment;
 mod global_fn;
-mod guest;
 mod headerless;
 mod host;
 mod icmp;
@@ -43,7 +43,6 @@ mod lookup;
 mod maps;
 mod monitor;
 mod net;
-mod news;
 mod open;
 mod opening;
 mod outcome;
@@ -57,6 +56,7 @@ mod select;
 mod setting;
 mod skb;
 mod socket;
+mod state_change;
 mod tcp;
 
 use aya_ebpf::macros::classifier;
@@ -120,7 +120,7 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
             )
         }
         _ if ingress::is_hidden_by_tags(skb) => {
-            maps::count(Reason::Forged);
+            maps::count(Reason::Spoofed);
             Action::DROP.0
         }
         _ => not_ip(Action::PASS),

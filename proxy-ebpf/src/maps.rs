@@ -16,12 +16,12 @@ use proxy_common::counter::Counter;
 use proxy_common::cpu::Cpu;
 use proxy_common::device::{Device, Node, OwnAddr, pod_net};
 use proxy_common::flow::{Flow, FlowKey};
+use proxy_common::foreign_nat::ForeignNat;
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, Maglev, Service, SetKey, SlotKey,
     SourceRange, service_net,
 };
-use proxy_common::guest::Guest;
 use proxy_common::half_open::{CLASSES, PaddedEnds, Place, RINGS_MAX, all_places};
 use proxy_common::maps::{FLOWS, NO_PREALLOC};
 use proxy_common::policy::Decision;
@@ -37,9 +37,10 @@ mod devices;
 mod ends;
 mod exits;
 mod flows;
+mod foreign_nat;
 mod fragments;
-mod guests;
 mod half_open;
+mod liberal;
 mod live;
 mod memory;
 mod monitor;
@@ -47,7 +48,6 @@ mod senders;
 mod services;
 mod shares;
 mod sockets;
-mod tolerated;
 
 pub use answers::{Asker, may_answer};
 pub use clock::{about_now_secs, in_this_tick};
@@ -59,9 +59,10 @@ pub use flows::{
     Entry, Refused, claim_flow, flow, is_flow, is_undnat, live_flow, opener, opener_of,
     remove_flow, undnat, undnat_of,
 };
+pub use foreign_nat::{foreign_nat, remove_foreign_nat, set_foreign_nat};
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
-pub use guests::{guest, remove_guest, set_guest};
 pub use half_open::{dequeue, enqueue, free_place, is_full, set_place};
+pub use liberal::{liberal_since, offer};
 use live::{Find, Live};
 use memory::Room;
 pub use memory::{DecisionMemory, Eviction, Memory, Scratch, again, eviction};
@@ -70,7 +71,6 @@ pub use senders::{Moment, is_kept as is_sender, keep as keep_sender};
 pub use services::{service_closed, service_opened, service_refused};
 pub use shares::share;
 pub use sockets::{DIALLED4, DIALLED6, forget_socket, is_led, remember_socket, socket};
-pub use tolerated::{offer, tolerated_since};
 
 const DEVICES_MAX: u32 = 65_536;
 

@@ -126,7 +126,7 @@ pub trait Net: Addr + Maps {
     fn is_stub_for_service(skb: Skb) -> bool;
     /// Returns true if a packet whose headers cannot be followed may hide a transport header from
     /// us alone, and has a false name.
-    fn is_hidden_and_forged(skb: Skb, link: LinkHeader) -> bool;
+    fn is_hidden_and_spoofed(skb: Skb, link: LinkHeader) -> bool;
 
     /// Calls [`open::half_open_place`](crate::open::half_open_place).
     fn half_open_place() -> Option<u32>;
@@ -135,8 +135,8 @@ pub trait Net: Addr + Maps {
     /// The address in four words, as it lies in a packet; IPv4's is the first.
     fn words(&self) -> [u32; 4];
     fn of_words(words: [u32; 4]) -> Self;
-    /// Calls [`forged`].
-    fn is_forged(skb: Skb, at: At, src: &Self, dst: &Self) -> bool;
+    /// Calls [`spoofed`].
+    fn is_spoofed(skb: Skb, at: At, src: &Self, dst: &Self) -> bool;
     /// Calls [`maps::is_sender`].
     fn is_sender(src: &Self, dst: &Self, moment: Moment) -> bool;
     /// Calls [`maps::keep_sender`].
@@ -241,8 +241,8 @@ fn next_hop(found: u32) -> Result<NextHop, Reason> {
 ///
 /// The kernel's own check (`rp_filter`) comes later, and for IPv6 not at all.
 #[inline(always)]
-pub fn is_forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
-    A::is_forged(skb, at, src, dst)
+pub fn is_spoofed<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
+    A::is_spoofed(skb, at, src, dst)
 }
 
 /// The device by which a packet came in.
@@ -264,10 +264,10 @@ impl At {
     }
 }
 
-/// See [`is_forged`]. The routes are asked once in a term for all packets between two addresses
+/// See [`is_spoofed`]. The routes are asked once in a term for all packets between two addresses
 /// that come in by one device.
 #[inline(always)]
-pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
+pub fn spoofed<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     let ifindex = at.ifindex(skb);
     // Before the routes are asked: what they say counts for the epoch that began before.
     let term = maps::about_now_secs().wrapping_add(maps::epoch());
@@ -279,16 +279,16 @@ pub fn forged<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     if at == At::Before && maps::own_addr(src).is_some() {
         return false;
     }
-    let is_forged = is_out_of_place(skb, at.ifindex(skb), src, dst);
-    if !is_forged {
+    let is_spoofed = is_out_of_place(skb, at.ifindex(skb), src, dst);
+    if !is_spoofed {
         A::keep_sender(src, dst, Moment::new(at.ifindex(skb), term));
     }
-    is_forged
+    is_spoofed
 }
 
 /// Returns true if the route to `to` leads back to where a packet for `from` came in: a stranger to
 /// that route says nothing about `to`. The node's own packets, which came in nowhere, count. A
-/// macvlan's look like those at the egress of its card. [`is_forged`] asks less.
+/// macvlan's look like those at the egress of its card. [`is_spoofed`] asks less.
 #[inline(never)]
 pub fn leads_back<A: Net>(skb: Skb, at: At, from: &A, to: &A) -> bool {
     let ifindex = at.ifindex(skb);

@@ -25,7 +25,7 @@ use crate::setting::timeouts;
 const PORT_TRIES: u32 = 16;
 
 /// Tries among them that pass by the ports of other programs' connections.
-const GUEST_TRIES: u32 = 12;
+const FOREIGN_NAT_TRIES: u32 = 12;
 
 /// Draws for a masqueraded client that has flows from the drawn ports already.
 const DRAWS: u32 = 4;
@@ -69,7 +69,7 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     flow.note_width();
     if opening.way.is_known() {
         flow.tx = flow.tx.with(Seen::DIRECT);
-        flow.rx = Seen::DIRECT.with(Seen::WHOLE);
+        flow.rx = Seen::DIRECT.with(Seen::BYPASS);
     }
     if !A::share(&flow.holder(), &flow.service, Register::ASK) {
         return Err(Reason::ClientShare);
@@ -312,9 +312,10 @@ pub fn draw<A: Net>(mut replies: FlowKey<A>, draw: Draw) -> Option<Port> {
         // One key for both looks: it takes the half of this function's stack.
         replies.set_hook(Hook::INGRESS);
         // Rather another program's port than none.
-        let is_guests = nth < GUEST_TRIES && maps::guest(&replies).is_there(now_secs);
+        let is_foreign_nat =
+            nth < FOREIGN_NAT_TRIES && maps::foreign_nat(&replies).is_there(now_secs);
         replies.set_hook(hook);
-        let is_avoided = is_guests || draw.has(Draw::LOOKS) && maps::is_flow(&replies);
+        let is_avoided = is_foreign_nat || draw.has(Draw::LOOKS) && maps::is_flow(&replies);
         if !is_avoided {
             return Some(port);
         }
@@ -396,7 +397,7 @@ fn holder<A: Net>(flow: &Flow<A>, kind: Kind, old: &mut Flow<A>, proto: Proto) -
 fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, way: &Way) -> Claim {
     let proto = packet.proto;
     let snat = flow.is_snat_on_devices();
-    flow.set_judged(way.back);
+    flow.set_cached_route(way.back);
     let mut claimed = put(flow, Kind::UNDNAT, proto);
     if claimed != Claim::Made {
         return claimed;
@@ -416,7 +417,7 @@ fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, way: &Way) -> Claim {
             packets: packet.segments.into(),
             bytes: packet.len.into(),
         };
-        flow.set_judged(way.there);
+        flow.set_cached_route(way.there);
         if proto == Proto::TCP {
             // The moment is in the reply's entry. A second try without it costs the measurement
             // alone.

@@ -1,7 +1,7 @@
 //! What was decided about a flow that is about to be opened.
 
 use proxy_common::addr::{Addr, SockAddr};
-use proxy_common::flow::Judged;
+use proxy_common::flow::CachedRoute;
 use proxy_common::frontend::FrontendKey;
 
 /// A decision about a new flow. In map memory, so that no function's stack holds it while another
@@ -23,20 +23,20 @@ pub struct Opening<A: Addr> {
 /// the backend's.
 #[derive(Clone, Copy)]
 pub struct Way {
-    pub there: Judged,
-    pub back: Judged,
+    pub original: CachedRoute,
+    pub reply: CachedRoute,
 }
 
 impl Way {
     /// None: the stack sees the flow.
     pub const STACK: Self = Self {
-        there: Judged::NONE,
-        back: Judged::NONE,
+        original: CachedRoute::NONE,
+        reply: CachedRoute::NONE,
     };
 
     #[inline(always)]
     pub fn is_known(&self) -> bool {
-        self.there != Judged::NONE
+        self.original != CachedRoute::NONE
     }
 }
 

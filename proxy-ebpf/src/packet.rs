@@ -5,7 +5,7 @@ use core::mem::size_of;
 use aya_ebpf::bindings::BPF_F_MARK_MANGLED_0;
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
-use proxy_common::flow::{Acked, FlowKey, Hook, Seen, Told};
+use proxy_common::flow::{Acked, FlowKey, Hook, Seen, Signals};
 
 use crate::established::Head;
 use crate::maps;
@@ -21,7 +21,7 @@ pub struct Packet<A: Addr> {
     pub src: SockAddr<A>,
     pub dst: SockAddr<A>,
     pub proto: Proto,
-    told: Told,
+    signals: Signals,
     marks: u8,
     /// The packets and bytes that it counts for.
     pub segments: u32,
@@ -55,7 +55,7 @@ pub struct Found {
     pub dport: Port,
     /// The identification in a fragment's key.
     pub id: u32,
-    pub told: Told,
+    pub signals: Signals,
     pub marks: u8,
     /// Offset of an Internet checksum in the transport header; 0 if there is none here.
     pub check: u8,
@@ -109,7 +109,7 @@ impl Found {
         if flags & ACK != 0 {
             self.marks |= ACKS;
         }
-        self.told = tcp::told(flags);
+        self.signals = tcp::signals(flags);
     }
 }
 
@@ -166,7 +166,7 @@ impl<A: Net> Packet<A> {
         self.src = SockAddr::new(src, found.sport);
         self.dst = SockAddr::new(dst, found.dport);
         self.proto = found.proto;
-        self.told = found.told;
+        self.signals = found.signals;
         self.marks = found.marks;
         self.segments = skb.segments();
         self.len = skb.len();
@@ -206,12 +206,12 @@ impl<A: Net> Packet<A> {
 
     #[inline(always)]
     pub fn resets(&self) -> bool {
-        self.told.resets()
+        self.signals.resets()
     }
 
     #[inline(always)]
     pub fn seen(&self) -> Seen {
-        self.told.seen()
+        self.signals.seen()
     }
 
     /// Returns the same, read again: see [`maps::again`].
@@ -222,14 +222,14 @@ impl<A: Net> Packet<A> {
 
     /// Returns what the packet tells its flow, read again.
     #[inline(always)]
-    pub fn told_again(&self) -> Told {
-        maps::again(&self.told)
+    pub fn signals_again(&self) -> Signals {
+        maps::again(&self.signals)
     }
 
     /// Returns what the packet tells its flow.
     #[inline(always)]
-    pub fn told(&self) -> Told {
-        self.told
+    pub fn signals(&self) -> Signals {
+        self.signals
     }
 
     /// Returns TCP's sequence number. None of a later fragment.
@@ -293,7 +293,7 @@ fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
         sport: head.src.port,
         dport: head.dst.port,
         id: 0,
-        told: Told::PACKET,
+        signals: Signals::PACKET,
         marks: USUAL,
         check: checksum_offset(head.proto) as u8,
         split: Proto::ANY,
@@ -326,7 +326,7 @@ fn read<A: Net, const WITHIN_HOST: bool>(
         sport: Port::ANY,
         dport: Port::ANY,
         id: header.id,
-        told: Told::PACKET,
+        signals: Signals::PACKET,
         marks: header.part.0
             | if link == LinkHeader::None {
                 HEADERLESS
@@ -386,7 +386,7 @@ fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<
         Proto::SCTP => {
             let sctp: sctp::Start = skb.load(header.l4)?;
             (found.sport, found.dport) = (Port::from_wire(sctp.sport), Port::from_wire(sctp.dport));
-            found.told = sctp.told();
+            found.signals = sctp.signals();
             if sctp.opens() {
                 found.marks |= OPENS;
             }

@@ -3,24 +3,24 @@
 //! A packet of an established flow goes straight to the pod's end of its veth, or to the neighbour
 //! through another device. In doubt the packet takes the stack, so that no doubt loses one.
 
+mod bypass;
 pub mod errors;
 mod fib;
+mod liberal;
 pub mod opener;
 mod plan;
 mod quick;
-mod tolerated;
-mod whole;
 
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{EntryKind, Flow, Hook, Judged, Kind, Seen, State, Term};
+use proxy_common::flow::{CachedRoute, EntryKind, Flow, Hook, Kind, Seen, State, Term};
 
+use self::bypass::{is_bypass, may_be_quick, may_leave};
 use self::fib::leave;
 use self::plan::Plan;
-use self::whole::{is_whole, may_be_quick, may_leave};
 use crate::maps::{self, Entry, Memory, Scratch};
-use crate::net::{At, Net, is_forged};
+use crate::net::{At, Net, is_spoofed};
 use crate::packet::Packet;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, flow};
@@ -40,7 +40,7 @@ impl Delivery {
     /// The kernel has refused to change the packet, half of which may be done.
     const FAILED: Self = Self(i32::MIN + 1);
     /// The packet would end a connection of others in conntrack's eyes.
-    const FORGED: Self = Self(i32::MIN + 2);
+    const SPOOFED: Self = Self(i32::MIN + 2);
 
     #[inline(always)]
     fn of(result: Result<Action, Reason>) -> Self {
@@ -52,7 +52,7 @@ impl Delivery {
         match self {
             Self::LEFT => None,
             Self::FAILED => Some(Err(Reason::Rewrite)),
-            Self::FORGED => Some(Err(Reason::Forged)),
+            Self::SPOOFED => Some(Err(Reason::Spoofed)),
             Self(action) => Some(Ok(Action(action))),
         }
     }
@@ -145,7 +145,7 @@ pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
     if known == Known::FOUND
         && flow.kind == Kind::DNAT
         && flow.tx.has(Seen::DIRECT)
-        && !flow.rx.has(Seen::WHOLE)
+        && !flow.rx.has(Seen::BYPASS)
         && flow.tx.with(packet.seen()).has(END)
     {
         note_direct(flow, packet.proto, false);
@@ -156,15 +156,15 @@ pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
     let plan = match scratch.flow.kind.known() {
         _ if known == Known::NOTHING => unknown(skb, scratch),
         Some(EntryKind::Dnat) if known == Known::OPENED => opener::first(scratch),
-        Some(EntryKind::Dnat) => there(skb, scratch),
+        Some(EntryKind::Dnat) => original(skb, scratch),
         Some(EntryKind::Unsnat) => back_to_node(skb, scratch),
         Some(EntryKind::Snat | EntryKind::Undnat) | None => Plan::Stack,
     };
     if plan == Plan::Stack {
         return Delivery::LEFT;
     }
-    if plan == Plan::Forged {
-        return Delivery::FORGED;
+    if plan == Plan::Spoofed {
+        return Delivery::SPOOFED;
     }
     scratch.becomes.plan = plan as u32;
     Delivery::of(carry_out(skb, scratch))
@@ -214,7 +214,7 @@ fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, R
 
 /// A packet to the backend. Its flow has been brought up to date by the ingress hook.
 #[inline(never)]
-fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
+fn original<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let Scratch {
         packet,
         flow,
@@ -224,19 +224,19 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     } = scratch;
     // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So
     // the packet that completes the handshake takes the stack.
-    let is_whole = is_whole(skb, packet, flow);
+    let is_bypass = is_bypass(skb, packet, flow);
     let is_open = flow.rx.has(Seen::DIRECT) && flow.state() == State::Established;
-    let is_free = is_whole || is_open && is_on_for_all();
-    let is_tolerated = !is_free && is_open && tolerated::goes_there(skb, packet.proto, flow);
-    if !is_free && !is_tolerated || is_for_stack(packet, flow, is_whole) {
+    let is_free = is_bypass || is_open && is_on_for_all();
+    let is_made_liberal = !is_free && is_open && liberal::goes_to_backend(skb, packet.proto, flow);
+    if !is_free && !is_made_liberal || is_for_stack(packet, flow, is_bypass) {
         // A judgement that is not renewed would count again once its term has come round.
-        keep_judgement(flow, packet.proto, Judged::NONE);
+        keep_route(flow, packet.proto, CachedRoute::NONE);
         return Plan::Stack;
     }
     // The kernel does not judge what skips it.
     let term = term();
-    route.ask(flow.source.port, flow.backend.port, 0, is_whole);
-    let is_judged = flow.judged().holds(skb.ifindex(), term);
+    route.ask(flow.source.port, flow.backend.port, 0, is_bypass);
+    let is_validated = flow.cached_route().holds(skb.ifindex(), term);
     // The kernel judges clients outside (`rp_filter`) behind this hook, by the way from the
     // backend. In one place, for the verifier's sake.
     becomes.dst.addr = if flow.is_far() {
@@ -244,7 +244,8 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     } else {
         packet.dst.addr
     };
-    let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &becomes.dst.addr);
+    let is_sent_here =
+        is_validated || !is_spoofed(skb, At::Here, &packet.src.addr, &becomes.dst.addr);
     let is_found = is_sent_here
         && find(
             skb,
@@ -253,18 +254,18 @@ fn there<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
             &flow.client.addr,
             &flow.backend.addr,
         );
-    if !(is_found && may_leave(packet, route, flow.is_whole_far())) {
-        keep_judgement(flow, packet.proto, Judged::NONE);
+    if !(is_found && may_leave(packet, route, flow.is_bypass_far())) {
+        keep_route(flow, packet.proto, CachedRoute::NONE);
         return Plan::Stack;
     }
-    let judged = Judged::new(skb.ifindex(), route.keep(&flow.backend.addr), term);
-    keep_judgement(
+    let cached_route = CachedRoute::new(skb.ifindex(), route.keep(&flow.backend.addr), term);
+    keep_route(
         flow,
         packet.proto,
         if may_be_quick(packet, flow, route) {
-            judged
+            cached_route
         } else {
-            Judged::NONE
+            CachedRoute::NONE
         },
     );
     if !flow.tx.has(Seen::DIRECT) {
@@ -302,19 +303,19 @@ fn towards_backend<A: Forward>(scratch: &mut Scratch<A>) -> Plan {
 
 /// Keeps a judgement of the client in the opener's entry, if it is news.
 #[inline(never)]
-fn keep_judgement<A: Net>(flow: &Flow<A>, proto: Proto, judged: Judged) {
-    if flow.judged() != judged
+fn keep_route<A: Net>(flow: &Flow<A>, proto: Proto, cached_route: CachedRoute) {
+    if flow.cached_route() != cached_route
         && let Some(entry) = maps::opener(flow, proto)
     {
-        entry.set_judged(judged);
+        entry.set_cached_route(cached_route);
     }
 }
 
 /// Takes the judgement of the backend away, if there is one.
 #[inline(always)]
-fn unjudge<A: Net>(entry: &Entry<A>, flow: &Flow<A>) {
-    if flow.judged() != Judged::NONE {
-        entry.set_judged(Judged::NONE);
+fn forget_route<A: Net>(entry: &Entry<A>, flow: &Flow<A>) {
+    if flow.cached_route() != CachedRoute::NONE {
+        entry.set_cached_route(CachedRoute::NONE);
     }
 }
 
@@ -336,17 +337,17 @@ fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
 fn unknown<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let Scratch { packet, other, .. } = scratch;
     let Some(entry) = maps::flow(&packet.flow_key(Hook::EGRESS), other) else {
-        return if tolerated::is_blind(skb, packet, false) {
-            Plan::Forged
+        return if liberal::is_blind(skb, packet, false) {
+            Plan::Spoofed
         } else {
             Plan::Stack
         };
     };
-    if tolerated::is_blind(skb, packet, tolerated::is_liberal(other)) {
-        return Plan::Forged;
+    if liberal::is_blind(skb, packet, liberal::is_liberal(other)) {
+        return Plan::Spoofed;
     }
     if is_plain::<A>(skb) {
-        back(skb, scratch, &entry, false)
+        reply(skb, scratch, &entry, false)
     } else {
         Plan::Stack
     }
@@ -364,13 +365,18 @@ fn back_to_node<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let Some(entry) = maps::flow(&flow.undnat_key(packet.proto), other) else {
         return Plan::Stack;
     };
-    back(skb, scratch, &entry, true)
+    reply(skb, scratch, &entry, true)
 }
 
 /// A packet from the backend, whose reply's entry is in `scratch.other`; `is_unsnat` if it goes to
 /// the node.
 #[inline(never)]
-fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, entry: &Entry<A>, is_unsnat: bool) -> Plan {
+fn reply<A: Forward>(
+    skb: Skb,
+    scratch: &mut Scratch<A>,
+    entry: &Entry<A>,
+    is_unsnat: bool,
+) -> Plan {
     let Scratch {
         packet,
         other,
@@ -386,24 +392,25 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, entry: &Entry<A>, is_uns
         return Plan::Stack;
     }
     if !other.rx.has(Seen::DIRECT) {
-        if is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
+        if is_spoofed(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
             return Plan::Stack;
         }
         entry.set_rx(entry.read(|flow| flow.rx).with(Seen::DIRECT));
     }
     // The first answer has to pass all that the stack has to say to it.
-    let is_whole = is_whole(skb, packet, other);
+    let is_bypass = is_bypass(skb, packet, other);
     let is_open = other.tx.has(Seen::DIRECT) && other.rx.has(Seen::PACKET) && !other.rx.has(END);
-    let is_free = is_whole || is_open && is_on_for_all();
-    let is_tolerated = !is_free && is_open && tolerated::goes_back(skb, packet.proto, other);
-    if !is_free && !is_tolerated || is_for_stack(packet, other, is_whole) {
-        unjudge(entry, other);
+    let is_free = is_bypass || is_open && is_on_for_all();
+    let is_made_liberal = !is_free && is_open && liberal::goes_back(skb, packet.proto, other);
+    if !is_free && !is_made_liberal || is_for_stack(packet, other, is_bypass) {
+        forget_route(entry, other);
         return Plan::Stack;
     }
     let term = term();
-    route.ask(packet.src.port, packet.dst.port, 0, is_whole);
-    let is_judged = other.judged().holds(skb.ifindex(), term);
-    let is_sent_here = is_judged || !is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr);
+    route.ask(packet.src.port, packet.dst.port, 0, is_bypass);
+    let is_validated = other.cached_route().holds(skb.ifindex(), term);
+    let is_sent_here =
+        is_validated || !is_spoofed(skb, At::Here, &packet.src.addr, &packet.dst.addr);
     let is_found = is_sent_here
         && find(
             skb,
@@ -413,21 +420,21 @@ fn back<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, entry: &Entry<A>, is_uns
             &other.client.addr,
         );
     if !(is_found && may_leave(packet, route, other.is_far())) {
-        unjudge(entry, other);
+        forget_route(entry, other);
         return Plan::Stack;
     }
-    let judged = Judged::new(skb.ifindex(), route.keep(&other.client.addr), term);
-    let judged = if may_be_quick(packet, other, route) {
-        judged
+    let cached_route = CachedRoute::new(skb.ifindex(), route.keep(&other.client.addr), term);
+    let cached_route = if may_be_quick(packet, other, route) {
+        cached_route
     } else {
-        Judged::NONE
+        CachedRoute::NONE
     };
-    if other.judged() != judged && entry.is_at(&other.undnat_key(packet.proto)) {
-        entry.set_judged(judged);
+    if other.cached_route() != cached_route && entry.is_at(&other.undnat_key(packet.proto)) {
+        entry.set_cached_route(cached_route);
     }
     becomes.is_far = other.is_far().into();
     if route.to_peer {
-        flow::back(entry, other, packet);
+        flow::reply(entry, other, packet);
         (becomes.src, becomes.dst) = (other.frontend, other.client);
         Plan::BackToPod
     } else if is_unsnat {
@@ -452,11 +459,11 @@ fn term() -> Term {
 
 /// Returns true if the stack has to see this packet.
 #[inline(always)]
-fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>, is_whole: bool) -> bool {
-    let opens = packet.proto != Proto::UDP && (packet.opens() || packet.told().answers_opener());
+fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>, is_bypass: bool) -> bool {
+    let opens = packet.proto != Proto::UDP && (packet.opens() || packet.signals().answers_opener());
     // Of a whole flow the stack knows nothing.
-    let is_due =
-        !is_whole && (opens || packet.seen().has(END) || is_its_turn(flow, maps::about_now_secs()));
+    let is_due = !is_bypass
+        && (opens || packet.seen().has(END) || is_its_turn(flow, maps::about_now_secs()));
     packet.is_fragment() || is_due
 }
 

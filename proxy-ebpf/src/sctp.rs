@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use proxy_common::addr::Port;
 use proxy_common::counter::Reason;
-use proxy_common::flow::Told;
+use proxy_common::flow::Signals;
 
 use crate::global_fn;
 use crate::packet::FIRST;
@@ -39,13 +39,13 @@ impl Start {
     }
 
     #[inline(always)]
-    pub fn told(&self) -> Told {
+    pub fn signals(&self) -> Signals {
         match self.kind {
-            INIT => Told::OPENER,
-            ABORT => Told::RST,
-            COOKIE_ACK => Told::ACCEPTED,
-            SHUTDOWN | SHUTDOWN_ACK | SHUTDOWN_COMPLETE => Told::FIN,
-            _ => Told::PACKET,
+            INIT => Signals::OPENER,
+            ABORT => Signals::RST,
+            COOKIE_ACK => Signals::ACCEPTED,
+            SHUTDOWN | SHUTDOWN_ACK | SHUTDOWN_COMPLETE => Signals::FIN,
+            _ => Signals::PACKET,
         }
     }
 }

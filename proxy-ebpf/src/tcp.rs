@@ -2,7 +2,7 @@
 
 use core::mem::size_of;
 
-use proxy_common::flow::Told;
+use proxy_common::flow::Signals;
 
 pub const FIN: u8 = 0x01;
 pub const SYN: u8 = 0x02;
@@ -52,26 +52,26 @@ pub fn opens(flags: u8) -> bool {
 
 /// Reads from the flags of TCP what the packet tells its flow.
 #[inline(always)]
-pub fn told(flags: u8) -> Told {
+pub fn signals(flags: u8) -> Signals {
     let fin = if flags & FIN != 0 {
-        Told::FIN
+        Signals::FIN
     } else {
-        Told::PACKET
+        Signals::PACKET
     };
     let rst = if flags & RST != 0 {
-        Told::RST
+        Signals::RST
     } else {
-        Told::PACKET
+        Signals::PACKET
     };
     let opener = if opens(flags) {
-        Told::OPENER
+        Signals::OPENER
     } else {
-        Told::PACKET
+        Signals::PACKET
     };
     let answer = if flags & (SYN | RST_ACK | FIN) == SYN | ACK {
-        Told::ANSWER
+        Signals::ANSWER
     } else {
-        Told::PACKET
+        Signals::PACKET
     };
     fin.with(rst).with(opener).with(answer)
 }

@@ -1,7 +1,7 @@
 //! The fixture of the rows: Services, devices, routes, and programs without attachments.
 
 mod addrs;
-mod judged;
+mod cached_route;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -167,7 +167,7 @@ impl Runner for Fixture {
             Step::ForgetFlows => self.change_flows(|_| None),
             Step::Silence(secs) => self.age_answers(*secs).and_then(|()| self.be_silent(*secs)),
             Step::ConnectionsEnd { service, backend } => self.end_connections(service, backend),
-            Step::Tolerate(is_tolerated) => self.tolerate(*is_tolerated),
+            Step::MakeLiberal(is_made_liberal) => self.make_liberal(*is_made_liberal),
             Step::Segments(_) | Step::FramesForOthers(_) => {
                 bail!("the step is for fixture fast only")
             }

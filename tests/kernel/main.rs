@@ -4,17 +4,18 @@
 //! Each row names the hook, the input packet, the verdict, the output packet, and all counters that
 //! grow.
 
+mod bypass;
 mod counts;
 mod ends;
 mod fast;
 mod fast_fixture;
 mod fixture;
 mod flows;
+mod foreign_nat;
 mod forgery;
 mod fragments;
 mod frames;
 mod frontends;
-mod guests;
 mod half_open;
 mod icmp;
 mod limits;
@@ -35,4 +36,3 @@ mod stack;
 mod sweep;
 mod verdicts;
 mod ways;
-mod whole;

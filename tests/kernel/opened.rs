@@ -28,26 +28,26 @@ packet_tests! {
 #[derive(Default)]
 pub(crate) struct Offers {
     all: Vec<Offer>,
-    is_tolerated: bool,
+    is_made_liberal: bool,
 }
 
 impl Fixture {
     /// Allows all requesting flows to skip the stack although conntrack tracks them, or withdraws
     /// that.
-    pub(crate) fn tolerate(&mut self, is_tolerated: bool) -> Result<()> {
-        let tolerated = &mut self.bench.datapath.tolerated;
-        while let Some(offer) = tolerated.offered()? {
-            if tolerated.open_flow(&offer.key)?.is_some() {
+    pub(crate) fn make_liberal(&mut self, is_made_liberal: bool) -> Result<()> {
+        let liberal = &mut self.bench.datapath.liberal;
+        while let Some(offer) = liberal.offered()? {
+            if liberal.open_flow(&offer.key)?.is_some() {
                 // The next row may have to wait for its second.
                 self.offers.all.push(Offer::new(offer.key, offer.secs + 5));
             }
         }
-        self.offers.is_tolerated = is_tolerated;
+        self.offers.is_made_liberal = is_made_liberal;
         for offer in &self.offers.all {
-            if is_tolerated {
-                tolerated.tolerate(offer)?;
+            if is_made_liberal {
+                liberal.make_liberal(offer)?;
             } else {
-                tolerated.forget(&offer.key)?;
+                liberal.forget(&offer.key)?;
             }
         }
         Ok(())
@@ -57,8 +57,8 @@ impl Fixture {
     pub(crate) fn age_answers(&mut self, secs: u32) -> Result<()> {
         for offer in &mut self.offers.all {
             *offer = Offer::new(offer.key, offer.secs.saturating_sub(secs));
-            if self.offers.is_tolerated {
-                self.bench.datapath.tolerated.tolerate(offer)?;
+            if self.offers.is_made_liberal {
+                self.bench.datapath.liberal.make_liberal(offer)?;
             }
         }
         Ok(())

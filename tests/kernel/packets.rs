@@ -30,7 +30,7 @@ macro_rules! files {
 }
 
 files! {
-    counts ends fast flows forgery fragments guests half_open icmp limits lost meetings monitor opened options policy sctp shares silent
+    counts ends fast flows forgery fragments foreign_nat half_open icmp limits lost meetings monitor opened options policy sctp shares silent
     stack verdicts whole
 }
 

@@ -13,9 +13,9 @@ use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::connect::Connects;
 use proxy_common::cpu::Cpu;
 use proxy_common::flow::{AnyKey, Flow, FlowKey};
+use proxy_common::foreign_nat::ForeignNat;
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{EndpointKey, FrontendKey, SetKey};
-use proxy_common::guest::Guest;
 use proxy_common::half_open::PaddedEnds;
 use proxy_common::names::{COUNTERS, CPUS, FamilyMaps, IPV4, IPV6, TOLERATED};
 use proxy_common::service_counts::ServiceCounts;
@@ -179,7 +179,7 @@ fn clear_all(datapath: &mut Datapath) -> Result<()> {
 /// Clears the maps that the programs write.
 fn clear_family<A: Addr + Pod>(maps: &BTreeMap<String, u32>, names: FamilyMaps) -> Result<()> {
     clear::<FlowKey<A>, Flow<A>>(maps, names.flows)?;
-    clear::<FlowKey<A>, Guest>(maps, names.guests)?;
+    clear::<FlowKey<A>, ForeignNat>(maps, names.foreign_nat)?;
     clear::<AffinityKey<A>, Affinity<A>>(maps, names.affinity)?;
     clear::<AffinityKey<A>, Affinity<A>>(maps, names.new_affinity)?;
     clear::<A, u32>(maps, names.clients)?;

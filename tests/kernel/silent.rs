@@ -250,15 +250,15 @@ fn backend_of_weighted_service_is_never_overdue() -> Result<()> {
 /// A stranger repeats the client's SYN within the second of the first one, when the wait is just
 /// over.
 #[test]
-fn forged_syn_moves_no_flow_in_the_second_of_the_first_one() -> Result<()> {
+fn spoofed_syn_moves_no_flow_in_the_second_of_the_first_one() -> Result<()> {
     for mut fixture in services()? {
-        fixture.rows("silent::forged_syn_moves_no_flow_in_the_second_of_the_first_one/waits")?;
+        fixture.rows("silent::spoofed_syn_moves_no_flow_in_the_second_of_the_first_one/waits")?;
         // The first SYN was a second ago; all earlier packets were in this second.
         match fixture.is_v4() {
             true => age_first_syns::<Addr4>(&fixture, IPV4.flows)?,
             false => age_first_syns::<Addr6>(&fixture, IPV6.flows)?,
         }
-        fixture.rows("silent::forged_syn_moves_no_flow_in_the_second_of_the_first_one/forged")?;
+        fixture.rows("silent::spoofed_syn_moves_no_flow_in_the_second_of_the_first_one/spoofed")?;
     }
     Ok(())
 }

@@ -32,14 +32,14 @@ fn stack_turn_ends_source_validation() -> Result<()> {
     for mut fixture in FastFixture::both()? {
         run_section(&mut fixture, "fast::tcp_connection")?;
         run_section(&mut fixture, "stack::senders_are_judged")?;
-        let judged = fixture.fixture().judged_devices()?;
+        let cached_route = fixture.fixture().cached_devices()?;
         ensure!(
-            judged.len() == 2,
-            "not one device for each direction: {judged:?}"
+            cached_route.len() == 2,
+            "not one device for each direction: {cached_route:?}"
         );
         run_section(&mut fixture, "stack::both_directions_take_their_turn")?;
-        let judged = fixture.fixture().judged_devices()?;
-        ensure!(judged.is_empty(), "judged still: {judged:?}");
+        let cached_route = fixture.fixture().cached_devices()?;
+        ensure!(cached_route.is_empty(), "judged still: {cached_route:?}");
     }
     Ok(())
 }
@@ -100,7 +100,7 @@ fn frame_with_two_priorities_is_dropped_while_flows_skip_stack() -> Result<()> {
     for mut fixture in fixtures_of("tagged", FAST)? {
         let wire = Wire::new(&mut fixture)?;
         let packet = "tcp FA client:1000 > pod:8080";
-        for (flags, vlan, is_forged) in [
+        for (flags, vlan, is_spoofed) in [
             (0, 0, false),
             (Node::FAST_OPENED, 0, true),
             (Node::FAST_KEEP, 0, true),
@@ -117,7 +117,7 @@ fn frame_with_two_priorities_is_dropped_while_flows_skip_stack() -> Result<()> {
                     let text = fixture.names.text(&frame)?;
                     ensure!(text == packet, "tag {tag:x?}: it became {text}");
                 }
-                let counted = if is_forged { "forged" } else { "not_ip" };
+                let counted = if is_spoofed { "spoofed" } else { "not_ip" };
                 wait_until(
                     DEADLINE,
                     &format!("flags {flags} tag {tag:x?} VLAN {vlan}: the hook counts {counted}"),

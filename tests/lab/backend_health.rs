@@ -201,7 +201,7 @@ impl Lab<'_> {
     fn set_aside(&self, service: &Service, hosts: &[&str]) -> Result<()> {
         let mut want: Vec<_> = hosts.iter().flat_map(|host| self.addresses(host)).collect();
         want.sort_unstable();
-        wait_until(DEADLINE, "the backends are set aside", || {
+        wait_until(DEADLINE, "the backends are ejected", || {
             self.dial(service, 12, Duration::from_secs(3))?;
             let mut aside = self.aside(service)?;
             aside.sort_unstable();

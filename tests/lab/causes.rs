@@ -370,10 +370,10 @@ fn without_a_route(node: &Node, web: &Service) -> Result<()> {
     let words = [
         "guessed from the route",
         "the node has no route to that pod",
-        "drops its packets as forged",
+        "drops its packets as spoofed",
     ];
     node.names("a pod without a route", &command, &words)?;
-    let explained = kpx(n1, "explain forged")?.stdout;
+    let explained = kpx(n1, "explain spoofed")?.stdout;
     ensure!(
         String::from_utf8_lossy(&explained).contains("restore the CNI plugin's route"),
         "{explained:?}"

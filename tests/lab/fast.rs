@@ -38,7 +38,7 @@ fn automatic_fast_path_needs_no_rules() -> Result<()> {
     testbed::cases!(
         &running;
         automatic_leaves_conntracks_connections_to_the_stack,
-        ended::operator_ends_one_of_two_whole_connections,
+        ended::operator_ends_one_of_two_bypass_connections,
         whole_connections_between_pods_skip_the_stack,
     )?;
     running.agent.stop()
@@ -290,7 +290,7 @@ fn whole_connections_between_pods_skip_the_stack(running: &Running<Fixture>) -> 
             Path::Hairpin,
             Path::NodePortLocal,
         ] {
-            until_whole(fixture, agent, family)?;
+            until_bypass(fixture, agent, family)?;
             // The stack asks for link addresses that the node does not know yet.
             exchange(&mut fixture.dial(path, Protocol::Tcp, family)?, 1, 100)?;
             let before = fixture.stack_saw(agent)?;
@@ -315,7 +315,7 @@ fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resul
     says(&agent, "whole connections")?;
     let mut connections = Vec::new();
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
         connections.push(fixture.dial(Path::Local, Protocol::Tcp, family)?);
     }
     exchange_all(&mut connections)?;
@@ -377,7 +377,7 @@ fn new_connections_meet_rules_soon_after_the_agent_has_ended() -> Result<()> {
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
     }
     agent.stop()?;
     let addrs = &fixture.lab.host("p1a").addrs;
@@ -403,7 +403,7 @@ fn a_whole_connection_outlives_its_neighbours_while_rules_refuse_it() -> Result<
     let agent = fixture.start("auto")?;
     let mut connections = Vec::new();
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
         connections.push(fixture.dial(Path::Local, Protocol::Tcp, family)?);
     }
     exchange_all(&mut connections)?;
@@ -470,7 +470,7 @@ fn rules_that_may_translate_pods_open_connections_through_the_stack() -> Result<
 
 /// Waits until a connection between two pods skips the stack. The stack asks for link addresses
 /// that the node does not know yet.
-fn until_whole(fixture: &Fixture, agent: &Agent, family: Family) -> Result<()> {
+fn until_bypass(fixture: &Fixture, agent: &Agent, family: Family) -> Result<()> {
     wait_until(DEADLINE, "connections skip the stack", || {
         let before = fixture.stack_saw(agent)?;
         exchange(

@@ -162,7 +162,7 @@ fn silent_connection_outlives_resets_of_all_windows() -> Result<()> {
     idle(SILENCE)?;
     exchange(&mut silent)?;
     ensure!(
-        counters(&agent)?["forged"] > 100_000,
+        counters(&agent)?["spoofed"] > 100_000,
         "{:?}",
         counters(&agent)?
     );

@@ -179,12 +179,12 @@ impl<T> Answers<T> {
     fn tell_words(&self) {
         for asked in self.0.iter().filter(|asked| asked.answer.is_ok()) {
             let words = escaped(asked.stderr.trim());
-            let told: String = words
+            let error: String = words
                 .lines()
                 .map(|line| format!("{}: {line}\n", asked.at.node))
                 .collect();
             // A failure is ignored, because a closed standard error leaves no place to report it.
-            let _written = stderr().write_all(told.as_bytes());
+            let _written = stderr().write_all(error.as_bytes());
         }
     }
 

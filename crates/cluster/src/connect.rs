@@ -11,7 +11,7 @@ use clap::Args;
 use kube::{Client, Config};
 use tokio::time::timeout;
 
-use proxy_source::kubernetes::{Fault, Told, configured, kubeconfig, without_credentials};
+use proxy_source::kubernetes::{Fault, SourceError, configured, kubeconfig, without_credentials};
 
 /// The cluster to ask, and its nodes.
 #[derive(Args, Debug)]
@@ -92,7 +92,7 @@ impl ConnectArgs {
         // A stream of `monitor` may be silent for long; each call has its own limit.
         config.read_timeout = None;
         Client::try_from(config)
-            .map_err(Told::from)
+            .map_err(SourceError::from)
             .with_context(|| format!("make a client of {server}"))
     }
 
@@ -129,13 +129,13 @@ impl ConnectArgs {
                 limit.as_secs()
             )
         })?;
-        answer.map_err(|error| match Told::from(&error) {
-            told if told.code.is_some_and(|code| code != 401) => {
-                anyhow::Error::new(told).context(what.to_string())
+        answer.map_err(|error| match SourceError::from(&error) {
+            error if error.code.is_some_and(|code| code != 401) => {
+                anyhow::Error::new(error).context(what.to_string())
             }
             // The error of a plugin holds its environment and output.
-            told if told.code.is_some() || told.fault == Fault::Plugin => {
-                anyhow!("{what}: {server}: {told}")
+            error if error.code.is_some() || error.fault == Fault::Plugin => {
+                anyhow!("{what}: {server}: {error}")
             }
             // The layers above repeat the cause.
             _ => anyhow!(

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::timeout;
 
 use crate::pods::NodePod;
-use proxy_source::kubernetes::Told;
+use proxy_source::kubernetes::SourceError;
 
 /// The place of kpx in its image.
 pub(crate) const KPX: &str = "/usr/local/bin/kpx";
@@ -150,9 +150,9 @@ pub(crate) fn code(status: &Status) -> Result<i32> {
 
 /// Says what the API server refused.
 fn refusal(error: &kube::Error) -> anyhow::Error {
-    let told = Told::from(error);
-    let is_refused = told.code == Some(403);
-    let error = anyhow::Error::new(told);
+    let error = SourceError::from(error);
+    let is_refused = error.code == Some(403);
+    let error = anyhow::Error::new(error);
     if is_refused {
         return error
             .context("the API server refuses: it takes the rights to get and to create pods/exec");

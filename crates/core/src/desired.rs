@@ -17,8 +17,8 @@ use crate::shares::{self, Room};
 use crate::store::{Dirty, Store};
 use crate::tables::Tables;
 
-mod aside;
 mod concerned;
+mod ejected;
 mod family;
 mod followers;
 mod host_mode;

@@ -393,7 +393,7 @@ impl<A: Addr> Family<'_, A> {
                 &mut self.skipped_redirects,
             )
         });
-        let health = ServiceHealth::new(parts.policy.backend_health, key, &parts.node.aside);
+        let health = ServiceHealth::new(parts.policy.backend_health, key, &parts.node.ejected);
         let served = ServicePort::new(
             reader,
             index,

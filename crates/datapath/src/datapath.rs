@@ -20,6 +20,7 @@ use crate::attach::{Attachments, Mechanism};
 use crate::counters::Counters;
 use crate::fast_path_ways::FastPathWays;
 use crate::flows::FlowMaps;
+use crate::liberal_flows::LiberalFlows;
 use crate::loaded::Loaded;
 use crate::monitor_reader::Monitor;
 use crate::node_maps::NodeMaps;
@@ -28,7 +29,6 @@ use crate::pins::{PinPath, Resize, retired};
 use crate::sizes::{MapSize, Sizes, half_open_places};
 use crate::sockets::{self, PodRows, SocketOptions, StaleSockets};
 use crate::tables::KernelTables;
-use crate::tolerated_flows::ToleratedFlows;
 use crate::verifier;
 use crate::vote_reader::VoteReader;
 
@@ -42,7 +42,7 @@ pub struct Datapath {
     /// The fast path's controls: epoch and deadline.
     pub ways: FastPathWays,
     /// The flows that could skip the stack although conntrack follows them.
-    pub tolerated: ToleratedFlows,
+    pub liberal: LiberalFlows,
     pub counters: Counters,
     pub monitor: Monitor,
     pub attachments: Attachments,
@@ -131,7 +131,7 @@ impl Datapath {
         let leads_pods = options.sockets.is_some_and(|sockets| sockets.pods);
         let loaded = Loaded::of(&ebpf, &options.programs())?;
         // Each constructor opens maps that the next constructor takes.
-        let tolerated = ToleratedFlows::new(&mut ebpf)?;
+        let liberal = LiberalFlows::new(&mut ebpf)?;
         let votes = VoteReader::new(&ebpf)?;
         let flows = FlowMaps::new(&mut ebpf, options.timeouts)?;
         let ways = FastPathWays::new(&mut ebpf)?;
@@ -141,7 +141,7 @@ impl Datapath {
                 .transpose()?,
             stale_sockets: stale_sockets.transpose()?,
             loaded,
-            tolerated,
+            liberal,
             votes,
             flows,
             tables: KernelTables::new(&mut ebpf, endpoints_removed)?,

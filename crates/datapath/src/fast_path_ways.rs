@@ -15,9 +15,9 @@ use super::maps::take;
 
 /// The agent's row of `WAYS`. Clones are handles on the same row.
 #[derive(Clone)]
-pub struct FastPathWays(Arc<Mutex<Told>>);
+pub struct FastPathWays(Arc<Mutex<Written>>);
 
-struct Told {
+struct Written {
     map: Array<MapData, Row>,
     row: Row,
 }
@@ -28,23 +28,23 @@ impl FastPathWays {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        let told = Told {
+        let written = Written {
             map: take(ebpf, names::WAYS)?,
             row: Row {
                 first: now.subsec_nanos(),
                 second: 0,
             },
         };
-        let this = Self(Arc::new(Mutex::new(told)));
+        let this = Self(Arc::new(Mutex::new(written)));
         this.lock().write()?;
         Ok(this)
     }
 
     /// Begins another epoch: the programs look up routes and networks again.
     pub fn begin_epoch(&self) -> Result<()> {
-        let mut told = self.lock();
-        told.row.first = told.row.first.wrapping_add(1);
-        told.write()
+        let mut written = self.lock();
+        written.row.first = written.row.first.wrapping_add(1);
+        written.write()
     }
 
     /// Lets the programs open bypass connections for `secs` seconds from now; `None` stops them.
@@ -53,24 +53,24 @@ impl FastPathWays {
             Some(secs) => boot_secs()? + secs,
             None => 0,
         };
-        let mut told = self.lock();
-        if told.row.second == until {
+        let mut written = self.lock();
+        if written.row.second == until {
             return Ok(());
         }
         // Programs recheck the open flows that they checked in this second.
         if until == 0 {
-            told.row.first = told.row.first.wrapping_add(1);
+            written.row.first = written.row.first.wrapping_add(1);
         }
-        told.row.second = until;
-        told.write()
+        written.row.second = until;
+        written.write()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Told> {
+    fn lock(&self) -> MutexGuard<'_, Written> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Told {
+impl Written {
     fn write(&mut self) -> Result<()> {
         self.map
             .set(TOLD, self.row, 0)

@@ -98,9 +98,9 @@ pub struct Swept {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remaining {
     /// Flows that bypass the stack from their first packet.
-    pub whole: usize,
+    pub bypass: usize,
     /// Flows with a conntrack entry that may be liberal.
-    pub tolerated: usize,
+    pub liberal: usize,
 }
 
 struct Found<A: FamilyNames> {
@@ -463,7 +463,7 @@ impl<A: FamilyNames> Found<A> {
     ) -> Result<()> {
         let is_over = |flow: &Flow<A>| is_over(flow, &key, pressure, times);
         self.counts.add(&flow);
-        self.swept.fast.tolerated +=
+        self.swept.fast.liberal +=
             usize::from(flow.kind == Kind::UNDNAT && flow.tx.has(Seen::LIBERAL));
         if flow.kind == Kind::DNAT {
             // A packet may have passed since the flow was read.
@@ -495,7 +495,7 @@ impl<A: FamilyNames> Found<A> {
             self.swept.open += usize::from(!opener.state().is_terminal());
         }
         self.swept.entries += entries;
-        self.swept.fast.whole += usize::from(opener.rx.has(Seen::WHOLE));
+        self.swept.fast.bypass += usize::from(opener.rx.has(Seen::BYPASS));
         if opener.is_half_open(key.proto()) {
             self.swept.half_open += 1;
         } else {

@@ -25,6 +25,7 @@ mod persistence;
 mod pins;
 
 // The maps, by content.
+mod bypass_flows;
 mod clock;
 mod connects;
 mod counters;
@@ -34,18 +35,18 @@ mod fast_path_ways;
 mod flow_reader;
 mod flows;
 mod host_flows;
+mod liberal_flows;
 mod lost_flows;
 mod maps;
 mod monitor_reader;
 mod node_maps;
 mod pressure;
 mod tables;
-mod tolerated_flows;
 mod vote_reader;
-mod whole_flows;
 
 pub use attach::{Attachments, Mechanism};
 pub use attached::Attached;
+pub use bypass_flows::{BypassFlow, BypassFlows};
 pub use clock::boot_secs;
 pub use counters::Counters;
 pub use counts::{Counts, FamilyCounts, FlowCount, Totals};
@@ -55,6 +56,7 @@ pub use fast_path_ways::FastPathWays;
 pub use flow_reader::{FlowReader, ListedFlow};
 pub use flows::{FlowMaps, Remaining, Swept};
 pub use host_flows::{HostFlows, Led};
+pub use liberal_flows::{LiberalFlows, OpenFlow};
 pub use loaded::{Loaded, LoadedProgram, may_open_by_id, open, open_or_pinned};
 pub use lost_flows::{EndedFlow, Found, LostFlows, abort_sockets};
 pub use maps::FamilyNames;
@@ -70,7 +72,5 @@ pub use sockets::{
 };
 pub use sys::netns_cookie::is_first_namespace;
 pub use tables::{KernelTables, Maps};
-pub use tolerated_flows::{OpenFlow, ToleratedFlows};
 pub use verify::MissingProgram;
 pub use vote_reader::VoteReader;
-pub use whole_flows::{WholeFlow, WholeFlows};

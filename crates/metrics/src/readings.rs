@@ -89,10 +89,10 @@ impl Collector for Readings {
         let reach = [("all", all), ("some", some)]
             .map(|(backends, services)| ([("backends", backends)], services));
         gauges(&mut encoder, "kpx_services_out_of_reach", help, reach)?;
-        let [serving, aside] = self.silent_backends;
-        let silent = [("serving", serving), ("set_aside", aside)]
+        let [serving, ejected] = self.silent_backends;
+        let silent = [("serving", serving), ("ejected", ejected)]
             .map(|(state, number)| ([("state", state)], number));
-        let help = "Backends that have given this node no answer of late: in use, or set aside.";
+        let help = "Backends that have given this node no answer of late: in use, or ejected.";
         gauges(&mut encoder, "kpx_silent_backends", help, silent)?;
         let counts = self
             .no_local_endpoints

@@ -1,6 +1,6 @@
 //! Lists and deletes conntrack entries with a translated destination, over netlink.
 
-pub mod tolerate;
+pub mod liberal;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -28,7 +28,7 @@ pub mod pod_route;
 pub mod route;
 mod route_watch;
 pub mod rule;
-mod rule_news;
+mod rule_changes;
 mod rule_watch;
 
 // Netfilter, filters, sockets.

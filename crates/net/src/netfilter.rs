@@ -125,7 +125,7 @@ impl Netfilter {
     /// packets use none of the devices `others`. `is_far`: replies may arrive at any device except
     /// `lo`, and conntrack recognises neither packets that take the stack nor routers' ICMP errors
     /// about these connections. Only the families of `pods` are judged.
-    pub fn judge_whole(
+    pub fn judge_bypass(
         &self,
         pods: &[IpNet],
         others: &BTreeSet<String>,
@@ -176,10 +176,10 @@ impl Netfilter {
         )
     }
 
-    /// Judges packets of open bypass TCP connections: those of [`Self::judge_whole`], as if
+    /// Judges packets of open bypass TCP connections: those of [`Self::judge_bypass`], as if
     /// conntrack had seen the connections from the start. `heeds_marks`: a mark that a rule sets
     /// has an effect elsewhere.
-    pub fn judge_open_whole(
+    pub fn judge_open_bypass(
         &self,
         pods: &[IpNet],
         others: &BTreeSet<String>,

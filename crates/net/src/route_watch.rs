@@ -79,7 +79,7 @@ async fn follow(
             // Read messages at any time: the queue is unbounded.
             batch = messages.next() => {
                 let batch = batch.context("the netlink socket for changes of routes closed")?;
-                news |= batch.iter().any(|message| is_news(message, &nets));
+                news |= batch.iter().any(|message| is_change(message, &nets));
             }
             () = &mut pause, if !pause.is_elapsed() => {}
             permit = changes.reserve(), if news && pause.is_elapsed() => {
@@ -93,7 +93,7 @@ async fn follow(
 }
 
 /// Returns true for a change to report. Lost messages may have been any change.
-fn is_news(message: &NetlinkMessage<RouteNetlinkMessage>, nets: &WatchedNets) -> bool {
+fn is_change(message: &NetlinkMessage<RouteNetlinkMessage>, nets: &WatchedNets) -> bool {
     match &message.payload {
         NetlinkPayload::InnerMessage(message) => match message {
             RouteNetlinkMessage::NewRoute(route) => !is_ours(route) && nets.have(route),

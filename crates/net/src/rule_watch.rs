@@ -22,7 +22,7 @@ use super::foreign_rule::{self, ForeignRule};
 use super::netfilter::{Legacy, follows_connections};
 use super::netlink::{Handle, kernel};
 use super::raw::{self, Asker, Message};
-use super::rule_news::RuleNews;
+use super::rule_changes::RuleChanges;
 use super::xfrm;
 
 /// The time between two checks without notifications, and the shortest time with notifications.
@@ -86,7 +86,7 @@ pub async fn watch_rules(
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Subscribe before the first check, so later changes are noticed.
-    let mut news = RuleNews::subscribe();
+    let mut news = RuleChanges::subscribe();
     let mut reader = Reader::new(handle);
     let mut reported = None;
     let mut reminder = Instant::now();

@@ -52,7 +52,7 @@ async fn follow(
             batch = messages.next() => {
                 let batch = batch.context("the netlink socket for changes of routes and neighbours closed")?;
                 for message in &batch {
-                    news |= neighbours.is_news(message);
+                    news |= neighbours.is_change(message);
                 }
             }
             () = &mut pause, if news => {}
@@ -71,7 +71,7 @@ struct Neighbours(BTreeMap<(u32, IpAddr), Vec<u8>>);
 
 impl Neighbours {
     /// Returns true for a change to report. Lost messages may have been any change.
-    fn is_news(&mut self, message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
+    fn is_change(&mut self, message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
         let message = match &message.payload {
             NetlinkPayload::InnerMessage(message) => message,
             NetlinkPayload::Overrun(_) => return true,
@@ -160,19 +160,19 @@ mod tests {
             ),
             ("removed", None, true),
         ];
-        for (name, neighbour, is_news) in cases {
+        for (name, neighbour, is_change) in cases {
             let message = match neighbour {
                 Some((last, state)) => RouteNetlinkMessage::NewNeighbour(message(last, state)),
                 None => RouteNetlinkMessage::DelNeighbour(message(0, NeighbourState::None)),
             };
             assert_eq!(
-                neighbours.is_news(&NetlinkMessage::from(message)),
-                is_news,
+                neighbours.is_change(&NetlinkMessage::from(message)),
+                is_change,
                 "{name}"
             );
         }
         assert!(
-            neighbours.is_news(&NetlinkMessage::from(RouteNetlinkMessage::NewLink(
+            neighbours.is_change(&NetlinkMessage::from(RouteNetlinkMessage::NewLink(
                 LinkMessage::default()
             )))
         );

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::journal::{Entry as Told, Journal};
+use crate::journal::{Entry as Reported, Journal};
 use proxy_core::input::ObjectName;
 
 /// The subject of a problem. Its text appears in status, log and `/healthz`.
@@ -174,7 +174,7 @@ impl Health {
             Problem::HealthCheck(service) => [service.clone()].into(),
             _ => [].into(),
         };
-        self.journal.tell(Told {
+        self.journal.tell(Reported {
             is_warning,
             reason,
             kind: "Problem",
@@ -235,13 +235,13 @@ mod tests {
             health.begin(&maps, why);
         }
         health.end(&maps);
-        let told: Vec<_> = journal
+        let reported: Vec<_> = journal
             .all()
             .iter()
-            .map(|told| format!("{} {}", told.entry.reason, told.entry.note))
+            .map(|reported| format!("{} {}", reported.entry.reason, reported.entry.note))
             .collect();
         assert_eq!(
-            told,
+            reported,
             [
                 "ProblemBegan full",
                 "ProblemChanged refused",

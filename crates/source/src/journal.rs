@@ -38,7 +38,7 @@ impl Entry {
 
 /// The count and the times of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct Reported {
     pub entry: Arc<Entry>,
     pub count: u64,
     pub first: Timestamp,
@@ -53,7 +53,7 @@ pub struct Journal(Arc<Mutex<Pages>>);
 struct Pages {
     next: u64,
     /// The entries by number: the latest has the highest.
-    by_number: BTreeMap<u64, Told>,
+    by_number: BTreeMap<u64, Reported>,
     numbers: HashMap<Arc<Entry>, u64>,
     by_namespace: BTreeMap<Box<str>, BTreeSet<u64>>,
 }
@@ -64,7 +64,7 @@ impl Journal {
     }
 
     /// Returns the entries, the latest last.
-    pub fn all(&self) -> Vec<Told> {
+    pub fn all(&self) -> Vec<Reported> {
         self.lock().by_number.values().cloned().collect()
     }
 
@@ -88,7 +88,7 @@ impl Pages {
         if known.is_none() && self.by_number.len() >= CAPACITY {
             self.make_room();
         }
-        let told = known.unwrap_or_else(|| Told {
+        let reported = known.unwrap_or_else(|| Reported {
             entry: Arc::new(entry),
             count: 0,
             first: at,
@@ -96,17 +96,17 @@ impl Pages {
         });
         let number = self.next;
         self.next += 1;
-        self.numbers.insert(Arc::clone(&told.entry), number);
+        self.numbers.insert(Arc::clone(&reported.entry), number);
         self.by_namespace
-            .entry(told.entry.namespace.clone())
+            .entry(reported.entry.namespace.clone())
             .or_default()
             .insert(number);
         self.by_number.insert(
             number,
-            Told {
-                count: told.count.saturating_add(1),
+            Reported {
+                count: reported.count.saturating_add(1),
                 last: at,
-                ..told
+                ..reported
             },
         );
     }
@@ -119,21 +119,21 @@ impl Pages {
             .values()
             .max_by_key(|numbers| numbers.len());
         if let Some(number) = most.and_then(BTreeSet::first).copied()
-            && let Some(told) = self.remove(number)
+            && let Some(reported) = self.remove(number)
         {
-            self.numbers.remove(&told.entry);
+            self.numbers.remove(&reported.entry);
         }
     }
 
-    fn remove(&mut self, number: u64) -> Option<Told> {
-        let told = self.by_number.remove(&number)?;
-        if let Some(numbers) = self.by_namespace.get_mut(&told.entry.namespace) {
+    fn remove(&mut self, number: u64) -> Option<Reported> {
+        let reported = self.by_number.remove(&number)?;
+        if let Some(numbers) = self.by_namespace.get_mut(&reported.entry.namespace) {
             numbers.remove(&number);
             if numbers.is_empty() {
-                self.by_namespace.remove(&told.entry.namespace);
+                self.by_namespace.remove(&reported.entry.namespace);
             }
         }
-        Some(told)
+        Some(reported)
     }
 }
 
@@ -163,15 +163,18 @@ mod tests {
         for (second, note) in (0..).zip(["a", "b", "a"]) {
             pages.tell(entry("shop", note), Timestamp::from_second(second).unwrap());
         }
-        let told = pages.by_number.values().map(|told| {
+        let reported = pages.by_number.values().map(|reported| {
             (
-                &*told.entry.note,
-                told.count,
-                told.first.as_second(),
-                told.last.as_second(),
+                &*reported.entry.note,
+                reported.count,
+                reported.first.as_second(),
+                reported.last.as_second(),
             )
         });
-        assert_eq!(told.collect::<Vec<_>>(), [("b", 1, 1, 1), ("a", 2, 0, 2)]);
+        assert_eq!(
+            reported.collect::<Vec<_>>(),
+            [("b", 1, 1, 1), ("a", 2, 0, 2)]
+        );
     }
 
     #[test]
@@ -186,7 +189,7 @@ mod tests {
         let notes: Vec<_> = pages
             .by_number
             .values()
-            .map(|told| told.entry.note.len())
+            .map(|reported| reported.entry.note.len())
             .collect();
         assert_eq!((notes.len(), notes[0], notes[1]), (CAPACITY, 15, 3));
         assert!(notes.iter().all(|length| *length <= NOTE));

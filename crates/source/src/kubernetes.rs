@@ -41,7 +41,7 @@ mod watch;
 pub use caller::ForeignHome;
 pub use client::without_credentials;
 pub use context::{configured, kubeconfig};
-pub use errors::{Fault, Told};
+pub use errors::{Fault, SourceError};
 pub use forward::Forwarder;
 pub use forward_stream::PodStream;
 pub use granted::{Granted, NotGranted, Streams};

@@ -13,9 +13,9 @@ use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::counter::Event;
 use proxy_common::cpu::Cpu;
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen};
+use proxy_common::foreign_nat::ForeignNat;
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::FrontendKey;
-use proxy_common::guest::Guest;
 use proxy_common::half_open::{CLASSES, PaddedEnds};
 use proxy_common::names::{ANCHOR, CPUS, EGRESS, FamilyMaps, INGRESS, IPV4, IPV6, LO};
 use proxy_common::service_counts::ServiceCounts;
@@ -52,7 +52,7 @@ struct Tables<A: Addr> {
     fragments: [HashMap<MapData, FragmentKey<A>, Ports>; 2],
     clients: HashMap<MapData, A, u32>,
     lasting: Array<MapData, u32>,
-    guests: HashMap<MapData, FlowKey<A>, Guest>,
+    foreign_nat: HashMap<MapData, FlowKey<A>, ForeignNat>,
     half_open_ends: Array<MapData, PaddedEnds>,
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
@@ -61,7 +61,7 @@ struct Tables<A: Addr> {
 /// The programs' clock until the kernel's next tick. That may come milliseconds late into a new
 /// second.
 struct Clock {
-    told: PerCpuArray<MapData, Cpu>,
+    signals: PerCpuArray<MapData, Cpu>,
     second: u32,
 }
 
@@ -92,7 +92,7 @@ impl Fixture {
         let v4 = Tables::new(&node.bench, &IPV4)?;
         let v6 = Tables::new(&node.bench, &IPV6)?;
         let clock = Clock {
-            told: node.bench.map(INGRESS, CPUS)?.try_into()?,
+            signals: node.bench.map(INGRESS, CPUS)?.try_into()?,
             second: 0,
         };
         let mut fixture = Self {
@@ -279,7 +279,7 @@ impl Clock {
                 .map_err(|(_, error)| error)
                 .context("count CPUs")?;
             let never = PerCpuValues::try_from(vec![Cpu::default(); cpus])?;
-            self.told
+            self.signals
                 .set(0, never, 0)
                 .context("let the programs forget the time")?;
             self.second = now;
@@ -333,7 +333,7 @@ where
     Flow<A>: Pod,
     AffinityKey<A>: Pod,
     Affinity<A>: Pod,
-    Guest: Pod,
+    ForeignNat: Pod,
     FragmentKey<A>: Pod,
     FrontendKey<A>: Pod,
 {
@@ -350,7 +350,7 @@ where
             ],
             clients: bench.map(INGRESS, maps.clients)?.try_into()?,
             lasting: bench.map(INGRESS, maps.lasting)?.try_into()?,
-            guests: bench.map(EGRESS, maps.guests)?.try_into()?,
+            foreign_nat: bench.map(EGRESS, maps.foreign_nat)?.try_into()?,
             half_open_ends: bench.map(INGRESS, maps.half_open_ends)?.try_into()?,
             connections: bench.map(INGRESS, maps.connections)?.try_into()?,
             counts: bench.map(INGRESS, maps.service_counts)?.try_into()?,
@@ -363,7 +363,7 @@ where
         self.fragments.iter_mut().try_for_each(clear)?;
         clear(&mut self.clients)?;
         self.lasting.set(0, 0, 0)?;
-        clear(&mut self.guests)?;
+        clear(&mut self.foreign_nat)?;
         // Flows that are gone still stand in the rings.
         (0..CLASSES).try_for_each(|ring| self.half_open_ends.set(ring, PaddedEnds::EMPTY, 0))?;
         clear(&mut self.connections)?;
@@ -377,10 +377,10 @@ where
                 flows.insert(key, older(flow, key.proto(), secs), 0)?;
             }
         }
-        for row in self.guests.iter().collect::<Result<Vec<_>, _>>()? {
-            let (key, mut guest) = row;
-            guest.until_secs = guest.until_secs.saturating_sub(secs);
-            self.guests.insert(key, guest, 0)?;
+        for row in self.foreign_nat.iter().collect::<Result<Vec<_>, _>>()? {
+            let (key, mut foreign_nat) = row;
+            foreign_nat.until_secs = foreign_nat.until_secs.saturating_sub(secs);
+            self.foreign_nat.insert(key, foreign_nat, 0)?;
         }
         Ok(())
     }
@@ -455,7 +455,7 @@ where
                     Leg::ToBackend | Leg::ToClient => (flow.passed.packets, flow.passed.bytes),
                     Leg::AsNode | Leg::FromNode => (0, 0),
                 },
-                is_whole: rx.has(Seen::WHOLE),
+                is_whole: rx.has(Seen::BYPASS),
                 said: (leg == Leg::ToBackend).then_some(said),
             };
             let tuple = (table, key.proto().0, plain(key.src()), plain(key.dst()));

@@ -9,15 +9,15 @@
 mod error;
 mod flow;
 mod follow;
-mod guest;
+mod foreign_nat;
 mod hooks;
+mod liberal;
 mod open;
 mod past;
 mod refusal;
 pub(crate) mod rewrite;
 mod shares;
 mod silent;
-mod tolerated;
 pub(crate) mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -27,7 +27,7 @@ use std::rc::Rc;
 use anyhow::{Result, ensure};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::{INJECTED_MARK, INJECTED_MASK};
-use proxy_common::guest::Guest;
+use proxy_common::foreign_nat::ForeignNat;
 use proxy_common::service_counts::ServiceCounts;
 use testbed::reference::cluster::Cluster;
 use testbed::reference::facts;
@@ -36,10 +36,10 @@ use testbed::reference::place::Device;
 use testbed::test_run::Verdict;
 
 pub(crate) use self::flow::{Flow, Leg, Table, Tuple};
-pub(crate) use self::open::is_forged;
+pub(crate) use self::open::is_spoofed;
 use self::wire::{Ip, Transport};
 use crate::fast::Fast;
-use crate::tolerance::Opener;
+use crate::liberal::Opener;
 
 /// The hooks' bits of a mark: rewritten, on its way to a backend, and with the source with which it
 /// has to leave.
@@ -169,7 +169,7 @@ pub(crate) struct Model {
     /// Which backend a client had of a service port; none if that is unknown.
     affinities: BTreeMap<(Entry, IpAddr), Option<SocketAddr>>,
     /// By protocol, and the tuple of the replies.
-    guests: BTreeMap<(u8, SocketAddr, SocketAddr), Guest>,
+    foreign_nat: BTreeMap<(u8, SocketAddr, SocketAddr), ForeignNat>,
     /// The silent backend that the flow of the packet at hand has left.
     left: Option<SocketAddr>,
     /// The packet's flow has ended because another connection has its port.
@@ -192,7 +192,7 @@ impl Model {
             index: HashMap::new(),
             fragments: HashMap::new(),
             affinities: BTreeMap::new(),
-            guests: BTreeMap::new(),
+            foreign_nat: BTreeMap::new(),
             left: None,
             port_taken: false,
             answers: HashMap::new(),
@@ -228,9 +228,9 @@ impl Model {
             flow.backend_secs = flow.backend_secs.saturating_sub(secs);
             flow.aged += secs;
         }
-        self.guests
-            .values_mut()
-            .for_each(|guest| guest.until_secs = guest.until_secs.saturating_sub(secs));
+        self.foreign_nat.values_mut().for_each(|foreign_nat| {
+            foreign_nat.until_secs = foreign_nat.until_secs.saturating_sub(secs)
+        });
     }
 
     /// Says how what a program made of a packet differs from what it must make of it. `chosen`

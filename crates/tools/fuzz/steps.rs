@@ -56,7 +56,7 @@ pub(crate) fn next(dice: &mut Dice, model: &Model, last: Option<(&Sent, &Got)>) 
         return Step::Packet(sent);
     }
     if dice.random_bool(0.2)
-        && let Some(sent) = of_whole(dice, model)
+        && let Some(sent) = of_bypass(dice, model)
     {
         return Step::Packet(sent);
     }
@@ -230,7 +230,7 @@ pub(crate) fn clean(
 }
 
 /// A packet of a whole flow, from where its sender is. None if there is no such flow.
-fn of_whole(dice: &mut Dice, model: &Model) -> Option<Sent> {
+fn of_bypass(dice: &mut Dice, model: &Model) -> Option<Sent> {
     let newest = model
         .flows
         .values()

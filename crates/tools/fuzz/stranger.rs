@@ -19,7 +19,7 @@ use testbed::test_run::Verdict;
 use crate::craft::{self, Between};
 use crate::model::wire::TCP;
 use crate::model::{
-    At, CLASS, DONE, Flow, Got, Leg, MADE_HERE, Model, Sent, Table, Tuple, is_forged,
+    At, CLASS, DONE, Flow, Got, Leg, MADE_HERE, Model, Sent, Table, Tuple, is_spoofed,
 };
 
 /// A packet in another's name.
@@ -93,7 +93,7 @@ pub(crate) fn pretence(dice: &mut Dice, model: &Model) -> Option<Pretence> {
     };
     let place = match at {
         At::Anchor => Place::Unhooked,
-        _ if !is_forged(by.map_or(at, At::Ingress), proto, src, dst) => Place::Blind,
+        _ if !is_spoofed(by.map_or(at, At::Ingress), proto, src, dst) => Place::Blind,
         At::Egress(_) => Place::Passing,
         _ => Place::Misplaced,
     };
@@ -290,7 +290,7 @@ impl Witness {
 /// Returns true for a flow that no stranger may change. A client that dials again takes any answer,
 /// and datagrams prove nothing.
 fn is_safe(flow: &Flow) -> bool {
-    flow.proto == TCP && !flow.is_guest && !flow.dialled && !flow.redialled && !has_end(flow)
+    flow.proto == TCP && !flow.is_foreign_nat && !flow.dialled && !flow.redialled && !has_end(flow)
 }
 
 fn has_end(flow: &Flow) -> bool {

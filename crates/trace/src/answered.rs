@@ -343,12 +343,12 @@ fn suspects(lines: &[String]) -> String {
 /// Says how many packets kpx itself has dropped on their way, answers perhaps. A trace follows the
 /// client's packet alone.
 fn own_drops(reasons: &BTreeMap<String, u64>) -> String {
-    match reasons.get(Reason::Forged.name()) {
+    match reasons.get(Reason::Spoofed.name()) {
         None | Some(0) => String::new(),
         Some(count) => format!(
             "; kpx has dropped {count} packets on this node because they came in where their senders are not, or were resets that the backend ignores, and answers may be among them \
              (kpx monitor --reason {})",
-            Reason::Forged.name()
+            Reason::Spoofed.name()
         ),
     }
 }
@@ -519,14 +519,14 @@ mod tests {
     fn silence_may_be_of_kpx_own_making() {
         let of = |count| {
             own_drops(&BTreeMap::from([
-                ("forged".to_owned(), count),
+                ("spoofed".to_owned(), count),
                 ("no_flow".to_owned(), 5),
             ]))
         };
         assert_eq!(of(0), "");
         assert!(
             of(9).starts_with("; kpx has dropped 9 packets")
-                && of(9).ends_with("(kpx monitor --reason forged)")
+                && of(9).ends_with("(kpx monitor --reason spoofed)")
         );
         assert_eq!(own_drops(&BTreeMap::new()), "");
     }

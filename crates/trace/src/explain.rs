@@ -362,7 +362,7 @@ pub fn explain(reason: Reason) -> &'static str {
         }
         Reason::NoRoute => "the node has no route to the backend",
         Reason::RouteLost => "the node has lost its route to the backend",
-        Reason::Forged => {
+        Reason::Spoofed => {
             "it is spoofed: its source is an address of the node, or the route back to its source uses another device, or it is a RST outside the backend's window"
         }
         Reason::CutHeader => "a first fragment too short for its transport header",
@@ -432,7 +432,7 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
         Reason::Unhooked => {
             &["kpx status shows the device without programs, and the log the cause."]
         }
-        Reason::Forged => &[
+        Reason::Spoofed => &[
             "Compare ip route get CLIENT with the device that the client's packets arrive at.",
             "If the node has no route to the client's pod, restore the CNI plugin's route.",
             "If they agree, look for a sender with spoofed addresses.",

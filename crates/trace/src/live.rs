@@ -427,7 +427,7 @@ fn guess<A: Family>(input: &TraceInput<A>, client: IpAddr) -> Option<String> {
     (*program == names::INGRESS && !is_pod && is_local).then(|| {
         format!(
             "device {device} guessed from the route: {client} is a local endpoint, and the node has no route to that pod. kpx drops its packets as {} until the CNI plugin's route is back; --in-device names the pod's device",
-            Reason::Forged.name()
+            Reason::Spoofed.name()
         )
     })
 }

@@ -256,8 +256,8 @@ impl<A: Addr> FamilyView<'_, A> {
                         .unwrap_or_default(),
                     way: way.map(str::to_owned),
                     silent: key.proto == Proto::TCP
-                        && node.aside.contains_key(&Path::new(key, &at)),
-                    set_aside: port.aside.binary_search(&at).is_ok(),
+                        && node.ejected.contains_key(&Path::new(key, &at)),
+                    ejected: port.ejected.binary_search(&at).is_ok(),
                     ..self.backend(at, endpoint)
                 }
             }));
@@ -310,8 +310,8 @@ impl<A: Addr> FamilyView<'_, A> {
             in_cluster_set: false,
             in_local_set: false,
             in_redirect_set: true,
-            silent: key.proto == Proto::TCP && node.aside.contains_key(&Path::new(key, &at)),
-            set_aside: false,
+            silent: key.proto == Proto::TCP && node.ejected.contains_key(&Path::new(key, &at)),
+            ejected: false,
             weight: 1,
             flows: flows.all,
             open_flows: flows.open,
@@ -381,7 +381,7 @@ impl<A: Addr> FamilyView<'_, A> {
             in_local_set: false,
             in_redirect_set: false,
             silent: false,
-            set_aside: false,
+            ejected: false,
             flows: 0,
             open_flows: 0,
             connect: ConnectView::default(),

@@ -118,7 +118,7 @@ pub struct BackendView {
     pub silent: bool,
     /// True if it takes no new connections of this node because of that.
     #[serde(default)]
-    pub set_aside: bool,
+    pub ejected: bool,
     /// The way of a host in mode host to the backend: `direct`, `node port`, `tunnel` or
     /// `unreachable`. None on a node, and for a backend that takes no traffic.
     #[serde(default)]

@@ -112,7 +112,7 @@ pub struct SilentStatus {
     pub port: u16,
     pub backend: SocketAddr,
     /// True if the backend takes no new connections of this node.
-    pub is_aside: bool,
+    pub is_ejected: bool,
 }
 
 /// The operator's options, in the words of the flags.

@@ -59,7 +59,7 @@ impl Agent {
             Some(_) if store.are_pods_refused() => Some(REFUSED.to_owned()),
             Some(_) => found.error.clone(),
         };
-        let skips = node.opens_whole_connections();
+        let skips = node.opens_bypass_connections();
         let pods: Vec<_> = store
             .pods()
             .into_iter()

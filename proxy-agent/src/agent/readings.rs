@@ -42,10 +42,10 @@ impl Agent {
                 (IpFamily::V4, no_local_endpoints(&tables.v4)),
                 (IpFamily::V6, no_local_endpoints(&tables.v6)),
             ]),
-            silent_backends: [false, true].map(|aside| {
+            silent_backends: [false, true].map(|ejected| {
                 self.silent_status()
                     .iter()
-                    .filter(|backend| backend.is_aside == aside)
+                    .filter(|backend| backend.is_ejected == ejected)
                     .count() as u64
             }),
             // The servers add these, which are not part of the loop's state.

@@ -54,8 +54,8 @@ impl Sweeper {
         self.last
             .values()
             .fold(Remaining::default(), |all, swept| Remaining {
-                whole: all.whole + swept.fast.whole,
-                tolerated: all.tolerated + swept.fast.tolerated,
+                bypass: all.bypass + swept.fast.bypass,
+                liberal: all.liberal + swept.fast.liberal,
             })
     }
 

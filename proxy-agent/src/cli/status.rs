@@ -212,7 +212,7 @@ fn health(status: &Status) -> Cell {
     }
 }
 
-/// Counts backends that give no answer: `3 backends of 2 Services without an answer, 2 set aside`.
+/// Counts backends that give no answer: `3 backends of 2 Services without an answer, 2 set ejected`.
 fn silent(backends: &[SilentStatus]) -> Cell {
     let services = backends
         .iter()
@@ -220,12 +220,12 @@ fn silent(backends: &[SilentStatus]) -> Cell {
         .collect::<BTreeSet<_>>()
         .len();
     let silent = backends.len();
-    let aside = backends.iter().filter(|backend| backend.is_aside).count();
+    let ejected = backends.iter().filter(|backend| backend.is_ejected).count();
     let count = |number: usize, what: &str| {
         format!("{number} {what}{}", if number == 1 { "" } else { "s" })
     };
     yellow(format!(
-        "{} of {} without an answer, {aside} set aside (kpx backends --sort-by state)",
+        "{} of {} without an answer, {ejected} ejected (kpx backends --sort-by state)",
         count(silent, "backend"),
         count(services, "Service")
     ))

@@ -14,9 +14,9 @@ use proxy_net::foreign_rule::{self, ForeignRule};
 use proxy_net::netfilter::Netfilter;
 use proxy_net::{Handle, sysctl, xfrm};
 
+use super::bypass_connections::{Bypass, Facts, Staying};
 use super::leaving::Left;
 use super::opened::Opened;
-use super::whole_connections::{Facts, Staying, Whole};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FastPath {
@@ -37,7 +37,7 @@ pub(super) struct FastPathState {
     /// connections invalid.
     obstacle: Option<String>,
     /// The connections that may skip the stack from their first packet on.
-    whole: Whole,
+    bypass: Bypass,
     /// The connections that may skip the stack once they are open.
     opened: Opened,
     /// The open bypass connections that keep skipping the stack.
@@ -53,9 +53,9 @@ pub(super) struct FastPathState {
     /// others, unless the connection is liberal.
     tracks: bool,
     /// The open connections that bypass the stack.
-    whole_ones: Kept,
+    bypass_kept: Kept,
     /// The open connections with liberal conntrack entries: conntrack accepts any FIN or RST there.
-    tolerated_ones: Kept,
+    liberal_kept: Kept,
 }
 
 /// Connections that the programs must still handle, even if no more may open.
@@ -99,22 +99,22 @@ impl FastPathState {
             asked,
             rules: None,
             obstacle: None,
-            whole: Whole::None(Vec::new()),
+            bypass: Bypass::None(Vec::new()),
             opened: Opened::None(Vec::new()),
             staying: Staying::all(),
             left: None,
             unknown: None,
             harmless: Vec::new(),
             tracks: true,
-            whole_ones: kept,
-            tolerated_ones: kept,
+            bypass_kept: kept,
+            liberal_kept: kept,
         }
     }
 
     pub(super) fn flag(&self) -> u32 {
         use device::Node;
         let opens = if self.opens_flows() {
-            self.whole.flags()
+            self.bypass.flags()
         } else {
             0
         };
@@ -126,7 +126,7 @@ impl FastPathState {
         let flags = [
             (self.is_on_for_all(), Node::FAST_PATH),
             (
-                self.whole_ones.are_there || self.tolerated_ones.are_there,
+                self.bypass_kept.are_there || self.liberal_kept.are_there,
                 Node::FAST_KEEP,
             ),
         ];
@@ -142,7 +142,7 @@ impl FastPathState {
         if self.takes_opened() {
             self.opened.nets()
         } else {
-            self.whole.nets()
+            self.bypass.nets()
         }
     }
 
@@ -159,7 +159,7 @@ impl FastPathState {
 
     /// Returns true if some connections skip the stack from their first packet on.
     pub(super) fn opens_flows(&self) -> bool {
-        let is_none = matches!(self.whole, Whole::None(_));
+        let is_none = matches!(self.bypass, Bypass::None(_));
         self.asked != FastPath::Off && self.obstacle.is_none() && self.rules.is_some() && !is_none
     }
 
@@ -186,13 +186,13 @@ impl FastPathState {
 
     /// Notes a sweep's counts of bypass connections and of liberal connections. Returns true if
     /// some bypass connections are left after all had to move to the stack.
-    pub(super) fn keep(&mut self, Remaining { whole, tolerated }: Remaining) -> bool {
+    pub(super) fn keep(&mut self, Remaining { bypass, liberal }: Remaining) -> bool {
         let opens = self.opens_flows();
         let takes = self.takes_opened();
-        self.whole_ones.swept(whole > 0 || opens);
-        self.tolerated_ones.swept(tolerated > 0 || takes);
-        let has_strays = whole > 0 && self.staying.is_none() && self.left.take().is_some();
-        self.whole_ones.are_there |= has_strays;
+        self.bypass_kept.swept(bypass > 0 || opens);
+        self.liberal_kept.swept(liberal > 0 || takes);
+        let has_strays = bypass > 0 && self.staying.is_none() && self.left.take().is_some();
+        self.bypass_kept.are_there |= has_strays;
         has_strays
     }
 
@@ -204,7 +204,7 @@ impl FastPathState {
     /// Returns the connections that keep skipping the stack, if other bypass connections must move
     /// to it now.
     pub(super) fn staying(&self) -> Option<&Staying> {
-        let is_due = self.whole_ones.are_there && self.left.as_ref() != Some(&self.staying);
+        let is_due = self.bypass_kept.are_there && self.left.as_ref() != Some(&self.staying);
         Some(&self.staying).filter(|staying| is_due && !staying.is_all())
     }
 
@@ -231,12 +231,12 @@ impl FastPathState {
         // Their conntrack entries are liberal as well, so the programs keep validating their FIN
         // and RST.
         if connections > 0 {
-            self.tolerated_ones = Kept {
+            self.liberal_kept = Kept {
                 are_there: true,
                 sweeps_without: 0,
             };
         }
-        self.whole_ones.are_there &= !self.staying.is_none();
+        self.bypass_kept.are_there &= !self.staying.is_none();
         self.left = Some(self.staying.clone());
     }
 }
@@ -259,8 +259,8 @@ impl fmt::Display for FastPathState {
                 }
                 self.write_whole(f)
             }
-            (FastPath::Auto, _) => match &self.whole {
-                Whole::None(why) if !self.is_on() => {
+            (FastPath::Auto, _) => match &self.bypass {
+                Bypass::None(why) if !self.is_on() => {
                     write!(f, "auto: off, because {}", why.join("; "))
                 }
                 _ => {
@@ -289,7 +289,7 @@ impl fmt::Display for FastPathState {
                 "; conntrack has no entry for {number} the stack now: {error}"
             )?;
         }
-        let goes_on = self.whole_ones.are_there && !self.opens_flows();
+        let goes_on = self.bypass_kept.are_there && !self.opens_flows();
         f.write_str(if goes_on {
             "; connections that were opened past the stack go on past it"
         } else {
@@ -300,8 +300,8 @@ impl fmt::Display for FastPathState {
 
 impl FastPathState {
     fn write_whole(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.whole, f)?;
-        let Whole::Some { not_far, .. } = &self.whole else {
+        fmt::Display::fmt(&self.bypass, f)?;
+        let Bypass::Some { not_far, .. } = &self.bypass else {
             return Ok(());
         };
         if !self.harmless.is_empty() {
@@ -322,7 +322,7 @@ impl FastPathState {
 struct Verdict {
     /// The rules that packets of open connections would miss.
     rules: Vec<String>,
-    whole: Whole,
+    bypass: Bypass,
     opened: Opened,
     staying: Staying,
     harmless: Vec<String>,
@@ -335,11 +335,11 @@ impl Verdict {
             .await
             .unwrap_or_else(|error| {
                 let why = vec![format!("the rules cannot be read: {error:#}")];
-                let whole = Whole::None(why.clone());
+                let bypass = Bypass::None(why.clone());
                 let opened = Opened::None(why.clone());
                 Self {
                     rules: why,
-                    whole,
+                    bypass,
                     opened,
                     staying: Staying::none(),
                     harmless: Vec::new(),
@@ -355,15 +355,15 @@ impl Verdict {
     ) -> Result<Self> {
         let netfilter = netfilter.as_ref().map_err(|error| anyhow!("{error:#}"))?;
         let (others, heeds_marks) = others(handle).await?;
-        let (whole, harmless) = Whole::judge(netfilter, facts);
-        let whole = match whole {
-            Whole::None(why) => Whole::None([why, others.clone()].concat()),
-            _ if !others.is_empty() => Whole::None(others.clone()),
-            whole => whole,
+        let (bypass, harmless) = Bypass::judge(netfilter, facts);
+        let bypass = match bypass {
+            Bypass::None(why) => Bypass::None([why, others.clone()].concat()),
+            _ if !others.is_empty() => Bypass::None(others.clone()),
+            bypass => bypass,
         };
         let (opened, staying) = match &others[..] {
             [] => (
-                Opened::judge(netfilter, facts, &whole, heeds_marks),
+                Opened::judge(netfilter, facts, &bypass, heeds_marks),
                 Staying::judge(netfilter, facts, heeds_marks),
             ),
             others => (Opened::None(others.to_vec()), Staying::none()),
@@ -371,7 +371,7 @@ impl Verdict {
         let rules = [netfilter.judge_open().against, others].concat();
         Ok(Self {
             rules,
-            whole,
+            bypass,
             opened,
             staying,
             harmless,
@@ -395,14 +395,14 @@ impl FastPathState {
         }
         let Verdict {
             rules,
-            whole,
+            bypass,
             opened,
             staying,
             harmless,
             tracks,
         } = Verdict::find(netfilter, handle, facts).await;
         let before = self.clone();
-        (self.rules, self.whole, self.opened) = (Some(rules), whole, opened);
+        (self.rules, self.bypass, self.opened) = (Some(rules), bypass, opened);
         self.staying = staying;
         if self.staying.is_all() {
             (self.left, self.unknown) = (None, None);
@@ -414,8 +414,8 @@ impl FastPathState {
                 .err()
                 .map(|error| format!("{error:#}"));
         }
-        self.whole_ones.are_there |= self.opens_flows();
-        self.tolerated_ones.are_there |= self.takes_opened();
+        self.bypass_kept.are_there |= self.opens_flows();
+        self.liberal_kept.are_there |= self.takes_opened();
         self.log(&before);
     }
 

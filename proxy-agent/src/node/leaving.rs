@@ -7,12 +7,12 @@
 use anyhow::{Result, bail};
 use futures::{StreamExt, stream};
 use proxy_common::flow::State;
-use proxy_datapath::{WholeFlow, WholeFlows};
+use proxy_datapath::{BypassFlow, BypassFlows};
 use proxy_net::conntrack::Tuple;
-use proxy_net::conntrack::tolerate::{self, Tolerance};
+use proxy_net::conntrack::liberal::{self, Liberal};
 use proxy_net::sysctl;
 
-use super::whole_connections::Staying;
+use super::bypass_connections::Staying;
 
 /// The most walks. A walk without a find is the last: a program may open a flow behind a walk, or
 /// undo its work.
@@ -35,13 +35,17 @@ pub(super) struct Left {
 
 /// Moves all bypass connections except `staying` to the stack. `tracks`: conntrack tracks
 /// connections here.
-pub(super) async fn leave(flows: &mut WholeFlows, staying: &Staying, tracks: bool) -> Result<Left> {
+pub(super) async fn leave(
+    flows: &mut BypassFlows,
+    staying: &Staying,
+    tracks: bool,
+) -> Result<Left> {
     let mut left = Left::default();
     if !tracks {
         left.walk(flows, staying, None).await?;
         return Ok(left);
     }
-    match tolerate::connect() {
+    match liberal::connect() {
         Ok((connection, conntrack)) => tokio::select! {
             walked = left.walk(flows, staying, Some(conntrack)) => walked?,
             () = connection => bail!("the netlink socket for conntrack has failed"),
@@ -57,12 +61,12 @@ pub(super) async fn leave(flows: &mut WholeFlows, staying: &Staying, tracks: boo
 impl Left {
     async fn walk(
         &mut self,
-        flows: &mut WholeFlows,
+        flows: &mut BypassFlows,
         staying: &Staying,
-        conntrack: Option<Tolerance>,
+        conntrack: Option<Liberal>,
     ) -> Result<()> {
         let leaves =
-            |flow: &WholeFlow| !staying.has([flow.client.ip(), flow.backend.ip()], flow.is_far);
+            |flow: &BypassFlow| !staying.has([flow.client.ip(), flow.backend.ip()], flow.is_far);
         let times = [seconds(ESTABLISHED)?, seconds(CLOSE_WAIT)?];
         for _ in 0..WALKS {
             let found = flows.find(leaves)?;
@@ -84,8 +88,8 @@ impl Left {
     /// client's ACK. The rules see the next SYN, FIN or RST of other connections.
     async fn tell(
         &mut self,
-        conntrack: &Tolerance,
-        flows: &[WholeFlow],
+        conntrack: &Liberal,
+        flows: &[BypassFlow],
         [established, close_wait]: [u32; 2],
     ) {
         let open = flows.iter().filter_map(|flow| {

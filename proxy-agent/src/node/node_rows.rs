@@ -138,7 +138,7 @@ impl NodeRows {
     }
 
     /// Returns true if the predecessor may have opened bypass flows.
-    pub(super) fn inherits_whole_flows(&self) -> bool {
+    pub(super) fn inherits_bypass_flows(&self) -> bool {
         self.inherited.is_some_and(|node| {
             node.has(device::Node::FAST_OPEN | device::Node::FAST_OPENED | device::Node::FAST_KEEP)
         })

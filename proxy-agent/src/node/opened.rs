@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use proxy_common::device::Node;
 use proxy_net::netfilter::Netfilter;
 
-use super::whole_connections::{Among, Facts, Whole};
+use super::bypass_connections::{Among, Bypass, Facts};
 
 /// The connections to pods of this node that may skip the stack once their conntrack entry is
 /// liberal.
@@ -28,11 +28,11 @@ impl Opened {
     pub(super) fn judge(
         netfilter: &Netfilter,
         facts: &Facts,
-        whole: &Whole,
+        bypass: &Bypass,
         heeds_marks: bool,
     ) -> Self {
         // The rules have no effect on any packet of bypass connections.
-        if let Whole::Some { among, .. } = whole {
+        if let Bypass::Some { among, .. } = bypass {
             return Self::with_outside(netfilter, facts, among.clone(), heeds_marks);
         }
         let Some(pods) = &facts.pods else {

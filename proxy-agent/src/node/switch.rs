@@ -10,10 +10,10 @@ use proxy_net::{JudgedRules, RuleState};
 use tracing::warn;
 
 use super::Node;
+use super::bypass_connections::Facts;
 use super::detect::Detector;
 use super::fast_path::FastPathState;
 use super::leaving;
-use super::whole_connections::Facts;
 
 /// The device names that the rules are evaluated for.
 pub(super) struct JudgedNames {
@@ -70,14 +70,14 @@ impl Node {
         // The next evaluation tries again.
         written.inspect_err(|_| self.fast_path = before.clone())?;
         self.switch_fast_path(before)?;
-        self.leave_whole_flows().await?;
+        self.leave_bypass_flows().await?;
         self.judged_rules.set(state);
         Ok(())
     }
 
     /// Moves bypass connections to the stack if rules may stop their packets. Waits for the node's
     /// networks, which the evaluation needs.
-    async fn leave_whole_flows(&mut self) -> Result<()> {
+    async fn leave_bypass_flows(&mut self) -> Result<()> {
         let Some(staying) = self
             .fast_path
             .staying()
@@ -86,7 +86,7 @@ impl Node {
         else {
             return Ok(());
         };
-        let left = leaving::leave(&mut self.whole_flows, &staying, self.fast_path.tracks()).await;
+        let left = leaving::leave(&mut self.bypass_flows, &staying, self.fast_path.tracks()).await;
         let before = self.fast_path.clone();
         self.fast_path
             .note_left(left.context("have open connections take the stack")?);

@@ -2,19 +2,19 @@
 //! miss, and on the flows that request liberal conntrack entries.
 
 use anyhow::{Context, Result};
-use proxy_datapath::{FastPathWays, ToleratedFlows};
+use proxy_datapath::{FastPathWays, LiberalFlows};
 use proxy_net::{self as net, JudgedRules};
 use rtnetlink::Handle;
 use tokio::sync::mpsc;
 
-use crate::conntrack::tolerance;
+use crate::conntrack::liberal;
 
 /// The seconds for which the programs open bypass connections after the agent's last word.
 const OPENS_SECS: u32 = 2;
 
 pub(super) struct FastPathWatch {
     pub(super) ways: FastPathWays,
-    pub(super) tolerated: ToleratedFlows,
+    pub(super) liberal: LiberalFlows,
     pub(super) judged: JudgedRules,
     pub(super) handle: Handle,
     /// Receives a message when the rules need another evaluation.
@@ -25,7 +25,7 @@ pub(super) struct FastPathWatch {
 pub(super) async fn watch(watch: Option<FastPathWatch>) -> Result<()> {
     let Some(FastPathWatch {
         ways,
-        tolerated,
+        liberal,
         judged,
         handle,
         changes,
@@ -49,7 +49,7 @@ pub(super) async fn watch(watch: Option<FastPathWatch>) -> Result<()> {
     };
     let answers = net::on_own_thread(async move {
         tokio::select! {
-            result = tolerance::answer(tolerated) => result,
+            result = liberal::answer(liberal) => result,
             () = ended.closed() => Ok(()),
         }
     });

@@ -52,9 +52,9 @@ impl Asked {
         let is_old = self.waited(boot_ns) >= Self::OLD;
         let before = if is_old { Votes::NONE } else { self.votes() };
         let votes = before.with(voter);
-        let is_news = before.failures() == 0
+        let is_change = before.failures() == 0
             || before.clients() < Self::CLIENTS && votes.clients() >= Self::CLIENTS;
-        let since = if is_news {
+        let since = if is_change {
             DialTime::at(boot_ns).0 as u64
         } else {
             self.0 >> u32::BITS

@@ -1,7 +1,7 @@
 //! Reuse of a flow's ports by another connection of the same client, shown by an opening packet or
 //! by packets of the backend.
 
-use super::{ANSWER_SECS, Flow, LINGER_SECS, REDIAL_SECS, Seen, Timeouts, Told};
+use super::{ANSWER_SECS, Flow, LINGER_SECS, REDIAL_SECS, Seen, Signals, Timeouts};
 use crate::addr::{Addr, Proto};
 
 impl<A: Addr> Flow<A> {
@@ -29,7 +29,7 @@ impl<A: Addr> Flow<A> {
     /// Returns true if the flow stays only if the backend answers the client's SYN. For the
     /// original entry.
     #[inline(always)]
-    pub const fn is_redialled_by(&self, packet: Told, now_secs: u32) -> bool {
+    pub const fn is_redialled_by(&self, packet: Signals, now_secs: u32) -> bool {
         packet.opens_connection()
             && (self.idle_secs(now_secs) > REDIAL_SECS || self.may_survive_reset(Proto::TCP))
     }
@@ -39,7 +39,7 @@ impl<A: Addr> Flow<A> {
     /// backend with an open connection at that port sends an acknowledgement instead (RFC 5961 §4).
     /// For the reply entry.
     #[inline(always)]
-    pub const fn is_answered_by_another(&self, proto: Proto, packet: Told, seq: u32) -> bool {
+    pub const fn is_answered_by_another(&self, proto: Proto, packet: Signals, seq: u32) -> bool {
         let refuses = packet.resets() && seq == 0;
         proto.0 == Proto::TCP.0
             && !self.rx.has(Seen::PACKET)
@@ -62,7 +62,7 @@ impl<A: Addr> Flow<A> {
     #[inline(always)]
     pub const fn is_outlived_by(
         &self,
-        packet: Told,
+        packet: Signals,
         proto: Proto,
         now_secs: u32,
         timeouts: Timeouts,

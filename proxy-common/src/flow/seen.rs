@@ -35,13 +35,13 @@ impl Seen {
     pub const CLASHES: Self = Self(1 << 6);
     /// A bypass flow: the stack sees none of its packets. Reply direction, in both entries. Shares
     /// its bit with DIALLED.
-    pub const WHOLE: Self = Self(1 << 7);
+    pub const BYPASS: Self = Self(1 << 7);
     /// The flow has requested a liberal conntrack entry: see [`Offer`](super::Offer). Original
     /// direction, in the reply entry. Shares its bit with REDIALLED.
     pub const OFFERED: Self = Self(1 << 5);
     /// The conntrack entry is liberal, because it misses packets, and so accepts any end of the
     /// flow. Original direction, in the reply entry. Shares its bit with LEAVING.
-    pub const TOLERATED: Self = Self(1 << 6);
+    pub const MADE_LIBERAL: Self = Self(1 << 6);
 
     /// The agent has found the backend lost with its node, so the client's packets are answered
     /// with a RST. A packet of the backend revokes it. Reply direction, in the original entry.
@@ -50,7 +50,7 @@ impl Seen {
 
     /// The conntrack entry may be liberal: the agent has the request, and may have acted. Conntrack
     /// stays liberal for the lifetime of its entry. Original direction, in the reply entry.
-    pub const LIBERAL: Self = Self(Self::OFFERED.0 | Self::TOLERATED.0);
+    pub const LIBERAL: Self = Self(Self::OFFERED.0 | Self::MADE_LIBERAL.0);
 
     #[inline(always)]
     pub const fn has(self, other: Self) -> bool {

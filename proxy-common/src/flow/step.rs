@@ -7,12 +7,12 @@ use crate::addr::Proto;
 /// single request.
 const ANSWERS: u64 = 4;
 
-/// The bits that one packet shows: bits of [`Seen`], [`Told::OPENER`] and [`Told::ANSWER`].
+/// The bits that one packet shows: bits of [`Seen`], [`Signals::OPENER`] and [`Signals::ANSWER`].
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told(u8);
+pub struct Signals(u8);
 
-impl Told {
+impl Signals {
     pub const PACKET: Self = Self(Seen::PACKET.0);
     pub const FIN: Self = Self(Seen::PACKET.0 | Seen::FIN.0);
     pub const RST: Self = Self(Seen::PACKET.0 | Seen::RST.0);
@@ -89,14 +89,14 @@ pub struct Step {
     /// The direction's bits, including this packet's.
     pub seen: Seen,
     /// The packet changes flow state, not only counters and times.
-    pub is_news: bool,
+    pub is_change: bool,
     /// The sender continues after the other side's RST, so it did not accept the RST.
     pub revokes_reset: bool,
 }
 
 /// Computes the transition. Branchless: each branch would multiply the verifier's work.
 #[inline(always)]
-pub const fn step(sender: Sender, packet: Told) -> Step {
+pub const fn step(sender: Sender, packet: Signals) -> Step {
     const PACKET_TO_ASSURED: u32 =
         Seen::ASSURED.0.trailing_zeros() - Seen::PACKET.0.trailing_zeros();
     const RST_TO_ASSURED: u32 = Seen::ASSURED.0.trailing_zeros() - Seen::RST.0.trailing_zeros();
@@ -124,15 +124,15 @@ pub const fn step(sender: Sender, packet: Told) -> Step {
     };
     // A side that continues has not ended the flow by its own RST.
     let seen = before & (!Seen::RST.0 | rst) | packet.seen().0 | assured;
-    let news = seen ^ before | rst | either & Seen::RST.0 | packet.0 & (OPENER | ANSWER);
+    let state_change = seen ^ before | rst | either & Seen::RST.0 | packet.0 & (OPENER | ANSWER);
     Step {
         seen: Seen(seen),
-        is_news: news != 0,
+        is_change: state_change != 0,
         revokes_reset: rst == 0,
     }
 }
 
-/// Returns true if a plain packet ([`Told::PACKET`]) cannot change flow state: its sender has shown
+/// Returns true if a plain packet ([`Signals::PACKET`]) cannot change flow state: its sender has shown
 /// the same bits, and neither side a RST. `assures` is set if such a packet may assure its sender.
 /// `other` is the other side's bits (nothing in the reply entry). A cheaper equivalent of [`step`]
 /// for these packets.
@@ -147,17 +147,17 @@ mod tests {
     use super::super::State;
     use super::*;
 
-    const SYN: Told = Told::OPENER;
-    const DATA: Told = Told::PACKET;
-    const FIN: Told = Told::FIN;
-    const RST: Told = Told::RST;
+    const SYN: Signals = Signals::OPENER;
+    const DATA: Signals = Signals::PACKET;
+    const FIN: Signals = Signals::FIN;
+    const RST: Signals = Signals::RST;
 
     /// Sends packets of either side through both entries, as the programs do.
-    fn follow(proto: Proto, packets: &[(bool, Told)]) -> (Seen, Seen, Vec<bool>) {
+    fn follow(proto: Proto, packets: &[(bool, Signals)]) -> (Seen, Seen, Vec<bool>) {
         let mut tx = Seen::PACKET;
         let mut rx = Seen::NOTHING;
         let mut returned = 0;
-        let mut news = Vec::new();
+        let mut state_change = Vec::new();
         for &(is_client, packet) in packets {
             let (own, other) = if is_client {
                 (&mut tx, &mut rx)
@@ -181,25 +181,25 @@ mod tests {
                 *other = other.without(Seen::RST);
             }
             returned += u64::from(!is_client);
-            news.push(step.is_news);
+            state_change.push(step.is_change);
         }
-        (tx, rx, news)
+        (tx, rx, state_change)
     }
 
     #[test]
     fn client_is_assured_when_it_goes_on_after_an_answer() {
-        let (tx, rx, news) = follow(
+        let (tx, rx, state_change) = follow(
             Proto::TCP,
             &[(false, DATA), (true, DATA), (true, DATA), (false, DATA)],
         );
         assert_eq!((tx, rx), (Seen::PACKET.with(Seen::ASSURED), Seen::PACKET));
-        assert_eq!(news, [true, true, false, false]);
+        assert_eq!(state_change, [true, true, false, false]);
     }
 
     #[test]
     fn opener_sent_again_assures_no_client() {
-        let (tx, _, news) = follow(Proto::TCP, &[(false, DATA), (true, SYN), (true, SYN)]);
-        assert_eq!((tx, news), (Seen::PACKET, vec![true, true, true]));
+        let (tx, _, state_change) = follow(Proto::TCP, &[(false, DATA), (true, SYN), (true, SYN)]);
+        assert_eq!((tx, state_change), (Seen::PACKET, vec![true, true, true]));
         let (tx, _, _) = follow(Proto::UDP, &[(false, DATA), (true, DATA)]);
         assert!(tx.has(Seen::ASSURED), "no datagram is an opener");
     }
@@ -250,31 +250,35 @@ mod tests {
 
     #[test]
     fn every_answer_to_an_opener_is_news() {
-        let (_, rx, news) = follow(
+        let (_, rx, state_change) = follow(
             Proto::TCP,
-            &[(false, Told::ANSWER), (false, Told::ANSWER), (false, DATA)],
+            &[
+                (false, Signals::ANSWER),
+                (false, Signals::ANSWER),
+                (false, DATA),
+            ],
         );
-        assert_eq!((rx, news), (Seen::PACKET, vec![true, true, false]));
+        assert_eq!((rx, state_change), (Seen::PACKET, vec![true, true, false]));
     }
 
     #[test]
     fn only_backend_accepts_cookie() {
         let (tx, rx, _) = follow(
             Proto::SCTP,
-            &[(false, DATA), (true, Told::ACCEPTED), (true, DATA)],
+            &[(false, DATA), (true, Signals::ACCEPTED), (true, DATA)],
         );
         assert_eq!(State::of(tx, rx), State::Answered);
-        let (tx, rx, news) = follow(
+        let (tx, rx, state_change) = follow(
             Proto::SCTP,
             &[
                 (false, DATA),
                 (true, DATA),
-                (false, Told::ACCEPTED),
+                (false, Signals::ACCEPTED),
                 (true, DATA),
             ],
         );
         assert_eq!(
-            (State::of(tx, rx), news),
+            (State::of(tx, rx), state_change),
             (State::Established, vec![true, false, true, false])
         );
     }
@@ -301,8 +305,8 @@ mod tests {
                         is_stream: assures,
                     },
                 );
-                assert!(!step(client, DATA).is_news, "{client:?}");
-                assert!(!step(backend, DATA).is_news, "{backend:?}");
+                assert!(!step(client, DATA).is_change, "{client:?}");
+                assert!(!step(backend, DATA).is_change, "{backend:?}");
             }
         }
         assert_eq!(settled, (64 + 32) * 128);
@@ -312,9 +316,9 @@ mod tests {
     fn backend_is_assured_by_its_fifth_datagram() {
         let (_, rx, _) = follow(Proto::UDP, &[(false, DATA); 4]);
         assert!(!rx.has(Seen::ASSURED));
-        let (_, rx, news) = follow(Proto::UDP, &[(false, DATA); 6]);
+        let (_, rx, state_change) = follow(Proto::UDP, &[(false, DATA); 6]);
         assert!(rx.has(Seen::ASSURED));
-        assert_eq!(news, [true, false, false, false, true, false]);
+        assert_eq!(state_change, [true, false, false, false, true, false]);
         let (_, rx, _) = follow(Proto::TCP, &[(false, DATA); 6]);
         assert!(!rx.has(Seen::ASSURED), "TCP acknowledges");
     }
@@ -347,7 +351,7 @@ mod tests {
 
     #[test]
     fn flow_ends_once_with_the_second_fin() {
-        let (tx, rx, news) = follow(
+        let (tx, rx, state_change) = follow(
             Proto::TCP,
             &[
                 (false, DATA),
@@ -358,7 +362,7 @@ mod tests {
             ],
         );
         assert_eq!(
-            (State::of(tx, rx), news),
+            (State::of(tx, rx), state_change),
             (State::Closed, vec![true, true, true, true, false])
         );
         assert_eq!(Seen::is_over(tx, rx), 1);

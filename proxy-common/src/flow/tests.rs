@@ -120,8 +120,10 @@ fn an_opener_takes_over_only_what_is_expired() {
         !flow.may_be_reused(Proto::TCP, 161, TIMEOUTS),
         "a SYN in the client's name"
     );
-    assert!(!flow.is_redialled_by(Told::OPENER, 160) && flow.is_redialled_by(Told::OPENER, 161));
-    assert!(!flow.is_redialled_by(Told::PACKET, 161));
+    assert!(
+        !flow.is_redialled_by(Signals::OPENER, 160) && flow.is_redialled_by(Signals::OPENER, 161)
+    );
+    assert!(!flow.is_redialled_by(Signals::PACKET, 161));
     let redialled = Flow {
         tx: flow.tx.with(Seen::REDIALLED),
         ..flow
@@ -191,7 +193,7 @@ fn reset_in_name_of_a_client_outside_waits_for_the_backend() {
             && !flow.is_evictable(Proto::TCP, 110, TIMEOUTS)
     );
     assert!(
-        flow.is_redialled_by(Told::OPENER, 100),
+        flow.is_redialled_by(Signals::OPENER, 100),
         "the backend has to answer"
     );
     assert!(
@@ -219,19 +221,19 @@ fn reset_in_name_of_a_client_outside_waits_for_the_backend() {
 #[test]
 fn packet_of_another_connection_is_told_from_an_answer() {
     let flow = flow(at(1, 1000), 0);
-    let is_anothers = |told, seq| flow.is_answered_by_another(Proto::TCP, told, seq);
-    assert!(!is_anothers(Told::ANSWER, 1000) && !is_anothers(Told::RST, 0));
+    let is_anothers = |signals, seq| flow.is_answered_by_another(Proto::TCP, signals, seq);
+    assert!(!is_anothers(Signals::ANSWER, 1000) && !is_anothers(Signals::RST, 0));
     assert!(
-        is_anothers(Told::PACKET, 1001)
-            && is_anothers(Told::FIN, 1001)
-            && is_anothers(Told::RST, 1001)
+        is_anothers(Signals::PACKET, 1001)
+            && is_anothers(Signals::FIN, 1001)
+            && is_anothers(Signals::RST, 1001)
     );
-    assert!(!flow.is_answered_by_another(Proto::UDP, Told::PACKET, 0));
+    assert!(!flow.is_answered_by_another(Proto::UDP, Signals::PACKET, 0));
     let answered = Flow {
         rx: Seen::PACKET.with(Seen::CLASHES),
         ..flow
     };
-    assert!(!answered.is_answered_by_another(Proto::TCP, Told::PACKET, 1001));
+    assert!(!answered.is_answered_by_another(Proto::TCP, Signals::PACKET, 1001));
     assert!(
         !answered.clashes()
             && Flow {
@@ -252,32 +254,36 @@ fn packet_after_the_end_is_of_another_connection() {
         ..flow(at(1, 1000), 0)
     };
     let is_outlived =
-        |flow: &Flow<Addr4>, told, now| flow.is_outlived_by(told, Proto::TCP, now, TIMEOUTS);
-    assert!(!is_outlived(&open, Told::ANSWER, 101) && !is_outlived(&open, Told::PACKET, 1_000));
+        |flow: &Flow<Addr4>, signals, now| flow.is_outlived_by(signals, Proto::TCP, now, TIMEOUTS);
+    assert!(
+        !is_outlived(&open, Signals::ANSWER, 101) && !is_outlived(&open, Signals::PACKET, 1_000)
+    );
     let closed = Flow {
         tx: fin,
         rx: fin,
         ..open
     };
     assert!(
-        !is_outlived(&closed, Told::FIN, 160),
+        !is_outlived(&closed, Signals::FIN, 160),
         "the last data and the FIN again"
     );
-    assert!(is_outlived(&closed, Told::PACKET, 161) && is_outlived(&closed, Told::ANSWER, 100));
+    assert!(
+        is_outlived(&closed, Signals::PACKET, 161) && is_outlived(&closed, Signals::ANSWER, 100)
+    );
     let reset = Flow {
         tx: Seen::PACKET.with(Seen::RST),
         ..flow(at(1, 1000), Flow::<Addr4>::REMOTE)
     };
     assert!(
-        !is_outlived(&reset, Told::ANSWER, 103),
+        !is_outlived(&reset, Signals::ANSWER, 103),
         "a stranger has reset the handshake"
     );
-    assert!(is_outlived(&reset, Told::ANSWER, 104));
+    assert!(is_outlived(&reset, Signals::ANSWER, 104));
     let silent = Flow {
         rx: Seen::PACKET,
         ..flow(at(1, 1000), 0)
     };
-    let idle = |now| silent.is_outlived_by(Told::PACKET, Proto::UDP, now, TIMEOUTS);
+    let idle = |now| silent.is_outlived_by(Signals::PACKET, Proto::UDP, now, TIMEOUTS);
     assert!(
         !idle(280) && idle(281),
         "after the idle time-out, whether an agent sweeps or not"

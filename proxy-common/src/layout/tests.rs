@@ -6,12 +6,12 @@ use crate::balance::{Affinity, AffinityKey};
 use crate::connect::Connects;
 use crate::device::{Device, Node, OwnAddr};
 use crate::flow::{Flow, FlowKey, Hook, Kind, Seen};
+use crate::foreign_nat::ForeignNat;
 use crate::fragment::{FragmentKey, Ports};
 use crate::frontend::{
     Backend, Endpoint, EndpointKey, Frontend, FrontendKey, FrontendKind, MAGLEV_PLACES, Maglev,
     Service, Set, SetKey, SlotKey, SourceRange,
 };
-use crate::guest::Guest;
 use crate::service_counts::{Passed, ServiceCounts};
 use crate::socket::{Dialled, Side, Socket, SocketKey};
 
@@ -149,8 +149,8 @@ fn samples<A: Addr>([a, b, c, d]: [A; 4]) -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "Guest",
-            bytes(&Guest::after(
-                Guest::NONE,
+            bytes(&ForeignNat::after(
+                ForeignNat::NONE,
                 Default::default(),
                 Proto::UDP,
                 256,

@@ -7,7 +7,7 @@ use proxy_common::connect::{
     Asked, Connects, DialTime, Outcome, PortsAndOutcome, SynTimes, Voter, Votes, bucket,
 };
 use proxy_common::counter::Event;
-use proxy_common::flow::{Flow, Told};
+use proxy_common::flow::{Flow, Signals};
 use proxy_common::frontend::{EndpointKey, FrontendKey};
 
 use super::live::part;
@@ -30,15 +30,17 @@ pub fn note_outcome<A: Net>(flow: &Flow<A>, outcome: Outcome) {
 /// Counts what the first packet of the backend makes of the connection. The caller has read again
 /// what the packet tells.
 #[inline(always)]
-pub fn note_answer<A: Net>(flow: &Flow<A>, told: Told) {
+pub fn note_answer<A: Net>(flow: &Flow<A>, signals: Signals) {
     // The caller goes on with this number.
     let dialled = DialTime(again(&flow.generation));
-    if told.resets() {
+    if signals.resets() {
         note_outcome(
             flow,
             Outcome::refused(Voter::of(&flow.client.addr, flow.is_far())),
         );
-    } else if told.answers_opener() && flow.has(Flow::<A>::NUMBERED) && dialled != DialTime::UNKNOWN
+    } else if signals.answers_opener()
+        && flow.has(Flow::<A>::NUMBERED)
+        && dialled != DialTime::UNKNOWN
     {
         note_outcome(flow, Outcome::answered(dialled.units_until(now_ns())));
     }

@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::Proto;
-use proxy_common::flow::{Acked, EntryKind, Flow, FlowKey, Judged, Kind, Proof, Seen};
+use proxy_common::flow::{Acked, CachedRoute, EntryKind, Flow, FlowKey, Kind, Proof, Seen};
 
 use super::live::part;
 use super::{Find, Live, ends};
@@ -145,8 +145,8 @@ impl<A: Net> Entry<A> {
     /// Keeps a judgement of the sender. The term comes last: until then another CPU finds a
     /// judgement of another term.
     #[inline(always)]
-    pub fn set_judged(&self, judged: Judged) {
-        let [client, frontend, backend, source] = judged.spares();
+    pub fn set_cached_route(&self, cached_route: CachedRoute) {
+        let [client, frontend, backend, source] = cached_route.spares();
         part!(self.source.spare).set_in_order(!source);
         part!(self.client.spare).set_in_order(client);
         part!(self.frontend.spare).set_in_order(frontend);

@@ -12,7 +12,7 @@ use super::{Delivery, Forward, Plan};
 use crate::Action;
 use crate::icmp::note_unreachable;
 use crate::maps::{self, Memory, Scratch};
-use crate::net::{At, is_forged};
+use crate::net::{At, is_spoofed};
 use crate::skb::{PacketMark, Skb};
 
 /// Delivers the error that has been read into `scratch.error`, if it is about a flow that could be
@@ -44,7 +44,7 @@ fn finds_flow<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
     }
     if maps::flow(&error.key(Hook::INGRESS), flow).is_some() {
         // The slow way translates what this way leaves, and has to find the error as it was read.
-        if flow.kind != Kind::DNAT || !flow.rx.has(Seen::WHOLE) {
+        if flow.kind != Kind::DNAT || !flow.rx.has(Seen::BYPASS) {
             return false;
         }
         error.goes_there(flow);
@@ -52,7 +52,7 @@ fn finds_flow<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
         return true;
     }
     let is_found = maps::flow(&error.key(Hook::EGRESS), flow).is_some();
-    if !is_found || flow.kind != Kind::UNDNAT || !flow.rx.has(Seen::WHOLE) {
+    if !is_found || flow.kind != Kind::UNDNAT || !flow.rx.has(Seen::BYPASS) {
         return false;
     }
     error.goes_back(flow);
@@ -74,14 +74,14 @@ fn finds_way<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
         return false;
     };
     if !is_between(node, &flow.client.addr, &flow.backend.addr)
-        || is_forged(skb, At::Here, error.src(), error.dst())
+        || is_spoofed(skb, At::Here, error.src(), error.dst())
     {
         return false;
     }
     // Rules were judged for errors of other senders only where flows may be opened to other nodes.
     let is_of_pod =
         || is_bare(skb.ifindex(), Device::POD) && is_between(node, error.src(), error.goes_to());
-    if !(flow.is_whole_far() && node.has(Node::FAST_OPEN_FAR) || is_of_pod()) {
+    if !(flow.is_bypass_far() && node.has(Node::FAST_OPEN_FAR) || is_of_pod()) {
         return false;
     }
     // The stack routes errors without ports.
@@ -90,7 +90,7 @@ fn finds_way<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
         return false;
     }
     let is_there = maps::again(&becomes.plan) == Plan::ToDevice as u32;
-    route.is_for_openers(is_there && flow.is_whole_far() && node.has(Node::FAST_OPEN_FAR))
+    route.is_for_openers(is_there && flow.is_bypass_far() && node.has(Node::FAST_OPEN_FAR))
 }
 
 /// Rewrites the error, and sends it on its way. The plan is read for each question: see

@@ -69,7 +69,7 @@ impl FibResult {
     /// Returns true if [`Self::ask`] was told that the way may lead to an unknown neighbour: that
     /// of a whole flow may.
     #[inline(always)]
-    pub fn is_of_whole(&self) -> bool {
+    pub fn is_of_bypass(&self) -> bool {
         maps::again(&self.resolves) != 0
     }
 

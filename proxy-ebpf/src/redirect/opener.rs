@@ -3,7 +3,7 @@
 
 use proxy_common::addr::Proto;
 use proxy_common::device::{Device, Node, pod_net};
-use proxy_common::flow::{Flow, Judged, Seen};
+use proxy_common::flow::{CachedRoute, Flow, Seen};
 
 use super::fib::find;
 use super::plan::Plan;
@@ -55,14 +55,14 @@ pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     if !is_found || !route.is_for_openers(node.has(Node::FAST_OPEN_FAR)) {
         return;
     }
-    let there = Judged::new(skb.ifindex(), route.keep(&opening.backend.addr), term);
+    let there = CachedRoute::new(skb.ifindex(), route.keep(&opening.backend.addr), term);
     if !route.is_to_pod() {
         opening.flags |= Flow::<A>::FAR;
     }
     // The route leads to the backend through this device, so its packets come from there.
     opening.way = Way {
         there,
-        back: Judged::new(route.ifindex(), 0, term),
+        reply: CachedRoute::new(route.ifindex(), 0, term),
     };
 }
 
@@ -97,7 +97,7 @@ pub fn is_unchanged<A: Forward>(node: &Node, addr: &A) -> bool {
 pub fn first<A: Forward>(scratch: &mut Scratch<A>) -> Plan {
     let Scratch { flow, opening, .. } = &*scratch;
     // Another CPU may have opened it meanwhile, with another backend.
-    if !flow.rx.has(Seen::WHOLE) || flow.backend != opening.backend {
+    if !flow.rx.has(Seen::BYPASS) || flow.backend != opening.backend {
         return Plan::Stack;
     }
     towards_backend(scratch)

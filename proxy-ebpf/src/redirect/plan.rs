@@ -21,8 +21,8 @@ pub struct Becomes<A: Addr> {
 pub enum Plan {
     /// Through the stack, as it came.
     Stack,
-    /// Nowhere: see [`Delivery::FORGED`](super::Delivery).
-    Forged,
+    /// Nowhere: see [`Delivery::SPOOFED`](super::Delivery).
+    Spoofed,
     /// To the backend, past all hooks.
     ToPod,
     /// To the backend, past the stack to the egress hook of another device, ...

@@ -7,16 +7,16 @@
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
-use proxy_common::flow::{Flow, FlowKey, Hook, Judged, Kind, Seen, Term};
+use proxy_common::flow::{CachedRoute, Flow, FlowKey, Hook, Kind, Seen, Term};
 
 use super::fib::{find_on, send};
-use super::{END, Forward, is_on_for_all, opens_flows, tolerated};
+use super::{END, Forward, is_on_for_all, liberal, opens_flows};
 use crate::established::{self, Head, Others};
 use crate::maps::{self, Entry, Marked, Memory, Scratch};
-use crate::net::{At, is_forged};
+use crate::net::{At, is_spoofed};
 use crate::outcome::Outcome;
 use crate::skb::{PacketMark, Skb};
-use crate::{news, tcp};
+use crate::{state_change, tcp};
 
 /// Returns [`Outcome::NOT_ESTABLISHED`] if the packet is as it was, and has to take the long way.
 #[inline(always)]
@@ -40,7 +40,7 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     }
     let mut key = FlowKey::new(Hook::INGRESS, head.proto, head.src, head.dst);
-    let (entry, is_there) = match find_entry(
+    let (entry, is_original) = match find_entry(
         skb,
         head,
         &mut key,
@@ -60,53 +60,53 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
             return established::missed(skb, Hook::INGRESS, head, others, memory);
         }
     };
-    let is_whole = head.proto == Proto::TCP && entry.read(|flow| flow.rx.has(Seen::WHOLE));
-    if begins_or_ends && !is_whole && !(is_there && is_end && is_left_alone(&entry)) {
+    let is_bypass = head.proto == Proto::TCP && entry.read(|flow| flow.rx.has(Seen::BYPASS));
+    if begins_or_ends && !is_bypass && !(is_original && is_end && is_left_alone(&entry)) {
         return Outcome::NOT_ESTABLISHED;
     }
-    if is_there
-        && !is_whole
-        && (begins_or_ends || is_unjudged(head, &entry) || is_of_stack(skb, head, &entry))
+    if is_original
+        && !is_bypass
+        && (begins_or_ends || lacks_route(head, &entry) || is_of_stack(skb, head, &entry))
     {
-        let is_forged = || established::is_forged(skb, Hook::INGRESS, head);
+        let is_spoofed = || established::is_spoofed(skb, Hook::INGRESS, head);
         return established::translate(
             skb,
             (Hook::INGRESS, mark),
             head,
             (&key, &entry),
             memory,
-            is_forged,
+            is_spoofed,
         );
     }
-    let is_fast = if is_there {
-        goes_there(&entry, is_whole)
+    let is_fast = if is_original {
+        goes_to_backend(&entry, is_bypass)
     } else {
-        goes_back(&entry, is_whole)
+        goes_back(&entry, is_bypass)
     };
-    let is_news = if is_there {
-        established::is_news_to_opener(&entry, head)
+    let is_change = if is_original {
+        established::changes_opener(&entry, head)
     } else {
-        established::is_news_to_reply(&entry, head) || established::advances(&entry, head)
+        established::changes_reply(&entry, head) || established::advances(&entry, head)
     };
-    let may_go = is_fast && (!is_news || is_whole && news::may_be_taken(head));
+    let may_go = is_fast && (!is_change || is_bypass && state_change::may_be_taken(head));
     let exit = if may_go {
-        judged_exit(skb, &entry)
+        cached_exit(skb, &entry)
     } else {
         None
     };
     let (Some(exit), Some((scratch, _))) = (exit, memory.lend().scratch::<A>()) else {
         return Outcome::NOT_ESTABLISHED;
     };
-    scratch.becomes.plan = is_news.into();
-    if is_there {
-        there(&entry, exit, scratch);
+    scratch.becomes.plan = is_change.into();
+    if is_original {
+        original(&entry, exit, scratch);
     } else {
-        back(head, &entry, exit, scratch);
+        reply(head, &entry, exit, scratch);
     }
     if !entry.is_at(&key) {
         return Outcome::NOT_ESTABLISHED;
     }
-    leave_for(skb, head, &entry, is_there, scratch)
+    leave_for(skb, head, &entry, is_original, scratch)
 }
 
 /// The entry of a packet.
@@ -146,7 +146,7 @@ fn find_entry<A: Forward>(
         begins_or_ends && marked == Marked::FIRST && maps::is_flow(&of_client)
     };
     match reply {
-        Some(entry) if begins_or_ends && entry.read(|flow| !flow.rx.has(Seen::WHOLE)) => {
+        Some(entry) if begins_or_ends && entry.read(|flow| !flow.rx.has(Seen::BYPASS)) => {
             let is_noted =
                 || entry.read(|flow| flow.rx.has(Seen::DIRECT)) || notes(skb, head, &entry, key);
             let is_left = is_end_of_stack(&entry) && !may_end_another() && is_noted();
@@ -170,7 +170,9 @@ fn may_end_past_stack() -> bool {
 #[inline(always)]
 fn is_end_of_stack<A: Forward>(entry: &Entry<A>) -> bool {
     entry.read(|flow| {
-        !flow.tx.has(Seen::LIBERAL) && flow.kind == Kind::UNDNAT && flow.judged() == Judged::NONE
+        !flow.tx.has(Seen::LIBERAL)
+            && flow.kind == Kind::UNDNAT
+            && flow.cached_route() == CachedRoute::NONE
     })
 }
 
@@ -184,7 +186,7 @@ fn notes<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>, key: &FlowKey<A
         && is_plain_flow
         && skb.is_ours()
         && !skb.is_tagged()
-        && !is_forged(skb, At::Here, &src.addr, &dst.addr)
+        && !is_spoofed(skb, At::Here, &src.addr, &dst.addr)
         && entry.is_at(key);
     if may_note {
         entry.set_rx(entry.read(|flow| flow.rx).with(Seen::DIRECT));
@@ -198,7 +200,7 @@ fn leave_for<A: Forward>(
     skb: Skb,
     head: &Head<A>,
     entry: &Entry<A>,
-    is_there: bool,
+    is_original: bool,
     scratch: &mut Scratch<A>,
 ) -> Outcome {
     let Scratch {
@@ -213,13 +215,13 @@ fn leave_for<A: Forward>(
     {
         return Outcome::NOT_ESTABLISHED;
     }
-    // As `whole::may_take`: the long way has judged the flow in this second. The client of a whole
+    // As `bypass::may_take`: the long way has judged the flow in this second. The client of a whole
     // one is a pod.
-    let is_whole = || entry.read(|flow| flow.rx.has(Seen::WHOLE));
-    let is_to_outside = || !is_there && entry.read(Flow::is_far) && route.is_for_openers(true);
+    let is_bypass = || entry.read(|flow| flow.rx.has(Seen::BYPASS));
+    let is_to_outside = || !is_original && entry.read(Flow::is_far) && route.is_for_openers(true);
     let may_leave = || {
-        if is_whole() {
-            is_there && entry.read(Flow::is_whole_far)
+        if is_bypass() {
+            is_original && entry.read(Flow::is_bypass_far)
         } else {
             is_to_outside() || is_on_for_all()
         }
@@ -228,27 +230,27 @@ fn leave_for<A: Forward>(
         return Outcome::NOT_ESTABLISHED;
     }
     // A datagram leaves as the one that opened the flow: into a pod by its peer alone.
-    if head.proto != Proto::TCP && route.is_to_pod() && !route.to_peer && is_whole() {
+    if head.proto != Proto::TCP && route.is_to_pod() && !route.to_peer && is_bypass() {
         return Outcome::NOT_ESTABLISHED;
     }
-    if is_there && !route.to_peer {
+    if is_original && !route.to_peer {
         becomes.src.addr = head.src.addr;
     }
     // The hook of another device gives a packet from the backend the frontend's address, and hears
     // its news.
-    let is_heard_here = is_there || route.to_peer;
+    let is_heard_here = is_original || route.to_peer;
     if maps::again(&becomes.plan) != 0
         && is_heard_here
-        && !established::take_news(entry, head, is_there)
+        && !established::take_change(entry, head, is_original)
     {
         return Outcome::NOT_ESTABLISHED;
     }
-    if is_there || route.to_peer {
+    if is_original || route.to_peer {
         if let Err(reason) = translate(skb, head, &becomes.src, &becomes.dst, entry) {
             established::name(head, packet);
             return Outcome::new(Err(reason));
         }
-        maps::count(if is_there {
+        maps::count(if is_original {
             Event::Forwarded
         } else {
             Event::Returned
@@ -256,7 +258,7 @@ fn leave_for<A: Forward>(
     } else if let Err(reason) = A::spend_hop(skb) {
         return Outcome::new(Err(reason));
     }
-    if is_there && !route.to_peer {
+    if is_original && !route.to_peer {
         skb.set_packet_mark(PacketMark::forward(
             entry.read(Flow::is_snat_on_devices),
             false,
@@ -268,21 +270,21 @@ fn leave_for<A: Forward>(
 /// Returns true if the short way may take a packet to the backend. A whole connection ends past the
 /// stack as well.
 #[inline(always)]
-fn goes_there<A: Forward>(entry: &Entry<A>, is_whole: bool) -> bool {
+fn goes_to_backend<A: Forward>(entry: &Entry<A>, is_bypass: bool) -> bool {
     let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
     // As `State::Established` says, in bits: each branch would multiply the verifier's work.
     let is_established = tx.with(rx).only(END.with(Seen::ASSURED)) == Seen::ASSURED;
     tx.only(rx).has(Seen::DIRECT)
-        && (is_whole || is_established)
+        && (is_bypass || is_established)
         && entry.read(|flow| flow.kind) == Kind::DNAT
 }
 
 /// Returns true if the short way may take a packet from the backend.
 #[inline(always)]
-fn goes_back<A: Forward>(entry: &Entry<A>, is_whole: bool) -> bool {
+fn goes_back<A: Forward>(entry: &Entry<A>, is_bypass: bool) -> bool {
     let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
     tx.only(rx).has(Seen::DIRECT)
-        && (is_whole || !rx.has(END))
+        && (is_bypass || !rx.has(END))
         && rx.has(Seen::PACKET)
         && entry.read(|flow| flow.kind) == Kind::UNDNAT
         && !entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat())
@@ -292,12 +294,12 @@ fn goes_back<A: Forward>(entry: &Entry<A>, is_whole: bool) -> bool {
 #[inline(always)]
 fn is_left_alone<A: Forward>(entry: &Entry<A>) -> bool {
     A::SHORT_WAYS_JUDGE
-        && entry.read(|flow| !flow.tx.has(Seen::DIRECT) && flow.judged() == Judged::NONE)
+        && entry.read(|flow| !flow.tx.has(Seen::DIRECT) && flow.cached_route() == CachedRoute::NONE)
 }
 
 /// Reads what a packet to the backend becomes.
 #[inline(always)]
-fn there<A: Forward>(entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
+fn original<A: Forward>(entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
     let Scratch { route, becomes, .. } = scratch;
     (becomes.src, becomes.dst) = (
         entry.read(|flow| flow.source),
@@ -308,7 +310,7 @@ fn there<A: Forward>(entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
 
 /// Reads what a packet from the backend becomes.
 #[inline(always)]
-fn back<A: Forward>(head: &Head<A>, entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
+fn reply<A: Forward>(head: &Head<A>, entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
     let Scratch { route, becomes, .. } = scratch;
     (becomes.src, becomes.dst) = (
         entry.read(|flow| flow.frontend),
@@ -325,18 +327,19 @@ const FIRST_PACKETS: u64 = 4;
 /// is the first one of its second: the long way judges that one, and [`established::translate`]
 /// leaves it. Where all flows may skip the stack, there is more to ask.
 #[inline(always)]
-fn is_unjudged<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
-    let is_judged = entry.read(|flow| flow.judged() != Judged::NONE);
-    let is_whole_exchange = head.proto != Proto::TCP && entry.read(|flow| flow.rx.has(Seen::WHOLE));
-    !is_judged && !is_whole_exchange && !is_on_for_all()
+fn lacks_route<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
+    let is_validated = entry.read(|flow| flow.cached_route() != CachedRoute::NONE);
+    let is_bypass_exchange =
+        head.proto != Proto::TCP && entry.read(|flow| flow.rx.has(Seen::BYPASS));
+    !is_validated && !is_bypass_exchange && !is_on_for_all()
 }
 
 /// Returns true if a packet need not pay for those that skip the stack: its flow does not.
 #[inline(always)]
 fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
     let rx = entry.read(|flow| flow.rx);
-    // As `whole::is_whole`: there is no SYN here.
-    if rx.has(Seen::WHOLE) && (head.proto == Proto::TCP || opens_flows()) {
+    // As `bypass::is_bypass`: there is no SYN here.
+    if rx.has(Seen::BYPASS) && (head.proto == Proto::TCP || opens_flows()) {
         return false;
     }
     let is_young = || entry.read(|flow| flow.passed.packets) < FIRST_PACKETS;
@@ -344,20 +347,20 @@ fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
     if is_on_for_all() {
         return !rx.has(Seen::DIRECT) && !is_young() && !is_first_of_second();
     }
-    if !maps::node().is_some_and(tolerated::is_on) {
+    if !maps::node().is_some_and(liberal::is_on) {
         return true;
     }
     // Beside conntrack, the first packet of a second decides for all of them, and the first answer
     // notes where it has come in. Of a short connection no other packet is judged.
     let notes = entry.read(|flow| flow.kind == Kind::UNDNAT) && !rx.has(Seen::DIRECT) && is_young();
-    let judged = entry.read(Flow::judged);
-    let is_judged = || {
-        judged.holds(
+    let cached_route = entry.read(Flow::cached_route);
+    let is_validated = || {
+        cached_route.holds(
             skb.ifindex(),
             Term::new(maps::about_now_secs(), maps::epoch()),
         )
     };
-    !notes && !is_first_of_second() && (judged == Judged::NONE || !is_judged())
+    !notes && !is_first_of_second() && (cached_route == CachedRoute::NONE || !is_validated())
 }
 
 /// Gives a packet other addresses and ports and one hop less, and brings its flow up to date with
@@ -380,10 +383,10 @@ fn translate<A: Forward>(
 /// None if the long way has not judged the sender at this device in this term, or the frame is for
 /// another host or has a tag.
 #[inline(always)]
-fn judged_exit<A: Forward>(skb: Skb, entry: &Entry<A>) -> Option<u32> {
+fn cached_exit<A: Forward>(skb: Skb, entry: &Entry<A>) -> Option<u32> {
     let now_secs = maps::about_now_secs();
     let is_recent = entry.read(|flow| flow.last_secs) == now_secs;
-    let judged = entry.read(Flow::judged);
-    let holds = judged.holds(skb.ifindex(), Term::new(now_secs, maps::epoch()));
-    (is_recent && holds && skb.is_ours() && !skb.is_tagged()).then(|| judged.exit())
+    let cached_route = entry.read(Flow::cached_route);
+    let holds = cached_route.holds(skb.ifindex(), Term::new(now_secs, maps::epoch()));
+    (is_recent && holds && skb.is_ours() && !skb.is_tagged()).then(|| cached_route.exit())
 }

@@ -29,7 +29,7 @@ fn node_reports_silent_backends_and_keeps_them_by_default() -> Result<()> {
     ensure!(lab.aside(&web)?.is_empty(), "{:?}", lab.aside(&web)?);
     wait_until(
         DEADLINE,
-        "the metric has two backends in use and two set aside",
+        "the metric has two backends in use and two ejected",
         || Ok(silent()? == [2.0, 2.0]),
     )
     .with_context(|| format!("{:?}", silent()))?;
@@ -94,7 +94,7 @@ fn counted(agent: &Agent<'_>) -> Result<[f64; 2]> {
             .map(|sample| sample.value)
             .with_context(|| format!("no state {state}"))
     };
-    Ok([value("serving")?, value("set_aside")?])
+    Ok([value("serving")?, value("ejected")?])
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn backends_leave_together(layout: Layout) -> Result<()> {
             scope.spawn(|| lab.dial(&web, TOGETHER, Duration::from_secs(3)));
             idle(Duration::from_millis(100))?;
         }
-        wait_until(DEADLINE, "the node's backends are set aside", || {
+        wait_until(DEADLINE, "the node's backends are ejected", || {
             let mut aside = lab.aside(&web)?;
             aside.sort_unstable();
             Ok(aside == of_node)

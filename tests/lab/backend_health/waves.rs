@@ -56,7 +56,7 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
 
     // Beyond it: clients leave it, the node sets it aside, and the others serve as ever.
     let late = Late::start(base.lab.host("p2b"), Duration::from_millis(1_400))?;
-    wait_until(DEADLINE, "the late backend is set aside", || {
+    wait_until(DEADLINE, "the late backend is ejected", || {
         let times = lab.connect(&web, 24)?;
         ensure!(
             times

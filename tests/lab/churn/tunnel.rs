@@ -86,9 +86,9 @@ fn a_peer_behind_a_tunnel_cannot_speak_for_a_pod() -> Result<()> {
     fixture.lab.set_rp_filter(0)?;
     let kpx = fixture.kpx("tcx")?;
     let peer = &fixture.lab.n2.host.ns;
-    let forged = || {
+    let spoofed = || {
         anyhow::Ok(
-            kpx.status()?["reasons"]["forged"]
+            kpx.status()?["reasons"]["spoofed"]
                 .as_u64()
                 .context("no such reason")?,
         )
@@ -100,7 +100,7 @@ fn a_peer_behind_a_tunnel_cannot_speak_for_a_pod() -> Result<()> {
             "addr add {pod} dev lo{}",
             if pod.is_ipv6() { " nodad" } else { "" }
         ))?;
-        let before = forged()?;
+        let before = spoofed()?;
         let to = SocketAddr::new(fixture.lab.n1.pod_net.host(0).ip(family), NODE_PORT);
         let dial = |from| {
             Dial::new(Protocol::Tcp, to)
@@ -112,8 +112,8 @@ fn a_peer_behind_a_tunnel_cannot_speak_for_a_pod() -> Result<()> {
             dial(pod).is_err(),
             "the peer is answered in the pod's name, {family}"
         );
-        wait_until(PROMPT, "the packet counts as forged", || {
-            Ok(forged()? > before)
+        wait_until(PROMPT, "the packet counts as spoofed", || {
+            Ok(spoofed()? > before)
         })?;
         // The peer's flow in its own name shows that this one would be listed.
         dial(own).with_context(|| format!("in its own name, {family}"))?;

@@ -12,7 +12,7 @@ use testbed::lab::{CLUSTER_PODS, Family, Host};
 use testbed::netns::NetNs;
 
 use super::fixture::{Fixture, Path, said};
-use super::{exchange, says, until_whole};
+use super::{exchange, says, until_bypass};
 
 /// The banned pod, and another pod.
 const BANNED: &str = "p1a";
@@ -193,7 +193,7 @@ fn ban_of_a_pod_ends_its_whole_connections_alone() -> Result<()> {
     fixture.watch()?;
     let agent = fixture.start("auto")?;
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
     }
     bans_end_connections_of_their_pod_alone(&fixture, &agent, Path::Local)?;
     agent.stop()
@@ -223,7 +223,7 @@ fn ban_that_came_without_an_agent_ends_connections_once_one_runs() -> Result<()>
     let agent = fixture.start("auto")?;
     let mut open = Vec::new();
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
         open.push([BANNED, OTHER].map(|client| dial(&fixture, client, 10, family)));
     }
     agent.stop()?;

@@ -13,7 +13,7 @@ use testbed::echo::Protocol;
 use testbed::lab::{CLUSTER_PODS, Family};
 
 use super::fixture::{Fixture, Path};
-use super::{exchange, says, until_whole};
+use super::{exchange, says, until_bypass};
 use crate::churn::neighbours::{OTHER, other};
 use crate::forbid;
 use crate::tables::alone;
@@ -27,7 +27,7 @@ fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
     let agent = fixture.start("auto")?;
     let mut kept = Vec::new();
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
         for protocol in Protocol::COMMON {
             kept.push(fixture.dial(Path::Local, protocol, family)?);
         }
@@ -75,7 +75,7 @@ fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
                 )?;
                 goes_on()?;
                 node.nft("delete table inet netpol")?;
-                says(&agent, "; whole connections between")?;
+                says(&agent, "; bypass for connections between")?;
                 goes_on()?;
             }
             anyhow::Ok(())
@@ -104,7 +104,7 @@ fn repeat(done: &AtomicBool, times: &AtomicU64, mut act: impl FnMut() -> Result<
 }
 
 #[test]
-fn filters_of_other_programs_meet_whole_connections() -> Result<()> {
+fn filters_of_other_programs_meet_bypass_connections() -> Result<()> {
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
     let node = &fixture.lab.n1.host.ns;
@@ -117,7 +117,7 @@ fn filters_of_other_programs_meet_whole_connections() -> Result<()> {
         let _there = tc(format!("qdisc add dev {device} clsact"), &[]);
         // The byte of the header that names the transport.
         for (family, at) in [(Family::V4, 23), (Family::V6, 20)] {
-            until_whole(&fixture, &agent, family)?;
+            until_bypass(&fixture, &agent, family)?;
             // Drops TCP, in the words of classic BPF.
             let program = format!("4,48 0 0 {at},21 0 1 6,6 0 0 2,6 0 0 4294967295");
             tc(
@@ -137,7 +137,7 @@ fn filters_of_other_programs_meet_whole_connections() -> Result<()> {
 
 /// A foreign program on the device besides kpx's, which passes every packet to the next program.
 #[test]
-fn programs_of_others_meet_whole_connections() -> Result<()> {
+fn programs_of_others_meet_bypass_connections() -> Result<()> {
     let _alone = alone();
     let fixture = Fixture::new()?;
     let agent = fixture.kpx(&[
@@ -154,7 +154,7 @@ fn programs_of_others_meet_whole_connections() -> Result<()> {
         ("p1b", TcAttachType::Egress),
     ] {
         for family in Family::ALL {
-            until_whole(&fixture, &agent, family)?;
+            until_bypass(&fixture, &agent, family)?;
         }
         let mut other = other()?;
         let program: &mut SchedClassifier = other
@@ -187,17 +187,17 @@ fn programs_of_others_meet_whole_connections() -> Result<()> {
         drop(other);
     }
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
     }
     agent.stop()
 }
 
 #[test]
-fn ipsec_policies_for_forwarded_packets_hold_for_whole_connections() -> Result<()> {
+fn ipsec_policies_for_forwarded_packets_hold_for_bypass_connections() -> Result<()> {
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
         let pod = fixture.lab.host("p1a").addrs.ip(family);
         let len = if family == Family::V4 { 32 } else { 128 };
         let packets = format!("src {pod}/{len} dst {} dir fwd", CLUSTER_PODS.cidr(family));

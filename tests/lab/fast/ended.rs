@@ -12,7 +12,7 @@ use testbed::lab::Family;
 
 use super::fixture::{Fixture, Path, said};
 use super::opened::{Shape, until_open_ones_skip};
-use super::{exchange, says, until_whole};
+use super::{exchange, says, until_bypass};
 
 /// The timeout of one exchange.
 const SOON: Duration = Duration::from_millis(500);
@@ -106,10 +106,12 @@ fn one_of_two_is_ended(
     Ok(())
 }
 
-pub(super) fn operator_ends_one_of_two_whole_connections(running: &Running<Fixture>) -> Result<()> {
+pub(super) fn operator_ends_one_of_two_bypass_connections(
+    running: &Running<Fixture>,
+) -> Result<()> {
     let Running { fixture, agent } = running;
     for family in Family::ALL {
-        until_whole(fixture, agent, family)?;
+        until_bypass(fixture, agent, family)?;
     }
     one_of_two_is_ended(fixture, agent, |open| {
         // Their link addresses are known by now.

@@ -9,7 +9,7 @@ use testbed::echo::Protocol;
 use testbed::lab::Family;
 
 use super::fixture::{Fixture, Path};
-use super::{exchange, says, until_whole};
+use super::{exchange, says, until_bypass};
 
 /// The tools, and the lists of tables that a thread sees.
 const TOOLS: [(&str, &str); 2] = [
@@ -59,7 +59,7 @@ fn only_legacy_rules_and_policies_prevent_bypass() -> Result<()> {
             says(&agent, "auto: on; whole connections")?;
         }
         for family in Family::ALL {
-            until_whole(&fixture, &agent, family)?;
+            until_bypass(&fixture, &agent, family)?;
             let before = fixture.stack_saw(&agent)?;
             exchange(
                 &mut fixture.dial(Path::Local, Protocol::Tcp, family)?,

@@ -410,7 +410,7 @@ fn no_stranger_ends_a_silent_connection_that_conntrack_is_liberal_with() -> Resu
         .iter_mut()
         .try_for_each(|one| exchange(one, 3, 100))
         .context("after the flood")?;
-    let forged = agent.status()?["reasons"]["forged"].as_u64().unwrap_or(0);
-    ensure!(forged > 0, "the stranger's packets did not arrive");
+    let spoofed = agent.status()?["reasons"]["spoofed"].as_u64().unwrap_or(0);
+    ensure!(spoofed > 0, "the stranger's packets did not arrive");
     agent.stop()
 }

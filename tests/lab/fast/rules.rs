@@ -11,7 +11,7 @@ use testbed::echo::Protocol;
 use testbed::lab::{CLUSTER_PODS, Family};
 
 use super::fixture::{Fixture, Path};
-use super::{EXCHANGES, exchange, says, until_whole};
+use super::{EXCHANGES, exchange, says, until_bypass};
 
 /// Loads rules as flannel has them, on a node that drops what no rule accepts.
 fn add_flannel(fixture: &Fixture) -> Result<()> {
@@ -64,7 +64,7 @@ fn whole_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them
         "chain FORWARD of table ip filter, chain FORWARD of table ip6 filter",
     )?;
     for (family, tool) in [(Family::V4, "iptables-nft"), (Family::V6, "ip6tables-nft")] {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
         let before = fixture.stack_saw(&agent)?;
         exchange(
             &mut fixture.dial(Path::Local, Protocol::Tcp, family)?,
@@ -173,7 +173,7 @@ fn whole_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them() 
                     .is_err())
             },
         )?;
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
     }
     says(
         &agent,
@@ -203,7 +203,7 @@ fn a_rule_for_a_bridge_counts_once_the_bridge_has_gone() -> Result<()> {
     )?;
     let agent = fixture.kpx(&["--fast-path", "auto", "--iptables-sync-period", "10m"])?;
     says(&agent, "chain forward of table inet docker")?;
-    until_whole(&fixture, &agent, Family::V4)?;
+    until_bypass(&fixture, &agent, Family::V4)?;
     node.ip("link del docker0")?;
     says(
         &agent,
@@ -220,7 +220,7 @@ fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
     fixture.put(&Service::new("closed", 13, &["p1b"], 9))?;
     let agent = fixture.start("auto")?;
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
         ensure!(
             is_refused(&fixture, family)?,
             "{family}: an error does not pass without the rule"
@@ -240,7 +240,7 @@ fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
         "chain forward of table inet invalid; those to other nodes",
     )?;
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
         ensure!(
             is_refused(&fixture, family)?,
             "{family}: the rule drops an error"

@@ -5,7 +5,7 @@ use testbed::echo::Protocol;
 use testbed::lab::{Family, Layout, TunnelKind};
 
 use super::fixture::{Fixture, Path};
-use super::{EXCHANGES, exchange, says, until_whole};
+use super::{EXCHANGES, exchange, says, until_bypass};
 
 /// What passes a bridge meets netfilter there, and a macvlan has no other end.
 #[test]
@@ -61,7 +61,7 @@ fn open_connections_skip_the_stack_of_a_node_without_conntrack() -> Result<()> {
         "conntrack follows connections"
     );
     for family in Family::ALL {
-        until_whole(&fixture, &agent, family)?;
+        until_bypass(&fixture, &agent, family)?;
         for path in [
             Path::Remote,
             Path::Hairpin,

@@ -11,7 +11,7 @@ use testbed::lab::{CLUSTER_PODS, Family, Layout, TunnelKind};
 use testbed::netns::NetNs;
 
 use super::fixture::{Fixture, Path};
-use super::{exchange, says, until_whole};
+use super::{exchange, says, until_bypass};
 
 const SOON: Duration = Duration::from_millis(900);
 const FAR: &str = "whole connections of this node's pods to pods";
@@ -146,7 +146,7 @@ fn bypass_connection_keeps_its_device() -> Result<()> {
     let fixture = Fixture::new()?;
     let node = &fixture.lab.n1.host.ns;
     let agent = fixture.start("auto")?;
-    until_whole(&fixture, &agent, Family::V4)?;
+    until_bypass(&fixture, &agent, Family::V4)?;
     let mut open = fixture.dial_within(SOON, Path::Local, Protocol::Tcp, Family::V4)?;
     exchange(&mut open, 3, 100)?;
     let remote = || Ok::<_, anyhow::Error>(agent.status()?["events"]["fast_remote"].as_u64());

@@ -85,7 +85,7 @@ fn nobody_speaks_for_backend_at_nodes_address() -> Result<()> {
                 let what = || {
                     format!("{layout:?}, accept_local {accept_local}: {name} in the name of {from}")
                 };
-                let forged = forged(&kpx)?;
+                let spoofed = spoofed(&kpx)?;
                 let stranger = Stranger::on(base.lab.host(name))?;
                 for packet in [
                     stranger::tcp(from, to).rst(),
@@ -95,7 +95,7 @@ fn nobody_speaks_for_backend_at_nodes_address() -> Result<()> {
                     stranger.send(packet, to.ip())?;
                 }
                 wait_until(DEADLINE, "all three are dropped", || {
-                    Ok(self::forged(&kpx)? >= forged + 3)
+                    Ok(self::spoofed(&kpx)? >= spoofed + 3)
                 })
                 .with_context(what)?;
                 connection.exchange(b"after").with_context(what)?;
@@ -107,10 +107,10 @@ fn nobody_speaks_for_backend_at_nodes_address() -> Result<()> {
 }
 
 /// Returns the number of packets that the programs have dropped as spoofed.
-fn forged(kpx: &Agent) -> Result<u64> {
+fn spoofed(kpx: &Agent) -> Result<u64> {
     kpx.typed_status()?
         .reasons
-        .get("forged")
+        .get("spoofed")
         .copied()
         .context("no such reason")
 }

@@ -254,7 +254,7 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
             &within("mesh", &format!("kubepods/pod{}", uid("plain")))?,
             false,
         )
-        .context("a forged name")?;
+        .context("a spoofed name")?;
 
     // A process of no pod, in a pod's network namespace.
     cluster

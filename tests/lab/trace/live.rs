@@ -139,7 +139,7 @@ fn in_device(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     )?;
     ensure!(trace.hook.device == "eth0", "{trace:?}");
     ensure!(
-        trace.outcome.reason.as_deref() == Some(Reason::Forged.name()),
+        trace.outcome.reason.as_deref() == Some(Reason::Spoofed.name()),
         "{trace:?}"
     );
     let error = self::trace(

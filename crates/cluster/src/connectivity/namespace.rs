@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::objects::{self, ENDS_BY, LABEL, RUN};
 use super::stage::{AGAIN, Stage, tell};
-use proxy_source::kubernetes::Told;
+use proxy_source::kubernetes::SourceError;
 
 /// The time in which the namespace must be gone.
 const REMOVAL: Duration = Duration::from_secs(60);
@@ -207,5 +207,5 @@ fn is_refusal(error: &anyhow::Error) -> bool {
 }
 
 fn status_code(error: &anyhow::Error) -> Option<u16> {
-    error.downcast_ref::<Told>()?.code
+    error.downcast_ref::<SourceError>()?.code
 }

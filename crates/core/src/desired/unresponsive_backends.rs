@@ -154,7 +154,7 @@ impl<A: Addr> Family<A> {
                 slots.map(|backend| SockAddr::new(backend.addr, backend.port).socket_addr());
             Some(
                 serving
-                    .chain(port.aside.iter().map(SockAddr::socket_addr))
+                    .chain(port.ejected.iter().map(SockAddr::socket_addr))
                     .collect(),
             )
         });
@@ -269,7 +269,7 @@ mod tests {
         ] {
             let mut desired = desired(mode, &[1]);
             // Ejected backends count as well.
-            desired.set_aside([(path(1, 4), Evidence::Own)].into());
+            desired.eject([(path(1, 4), Evidence::Own)].into());
             desired.sync();
             let found = desired.unresponsive(&readings(1, late, answered), NOW, &mut None);
             let want: Vec<Path> = want.iter().map(|nth| path(1, *nth)).collect();

@@ -27,7 +27,7 @@ pub struct ModelOptions {
     /// The backend health mode of Services without the annotation.
     pub backend_health: HealthMode,
     /// The silent backends: see [`crate::health`].
-    pub aside: Arc<Silent>,
+    pub ejected: Arc<Silent>,
     /// The node's addresses from the operator. The first of each family replaces the Node object's
     /// primary address.
     pub node_ips: Vec<IpAddr>,
@@ -61,8 +61,8 @@ pub struct NodeModel {
     pub primary: Vec<IpAddr>,
     pub algorithm: Algorithm,
     pub backend_health: HealthMode,
-    /// The silent backends: see [`ModelOptions::aside`].
-    pub aside: Arc<Silent>,
+    /// The silent backends: see [`ModelOptions::ejected`].
+    pub ejected: Arc<Silent>,
     pub guard: Guard,
     /// Set in host mode.
     pub host_mode: Option<HostMode>,
@@ -98,7 +98,7 @@ impl NodeModel {
                 .collect(),
             algorithm: options.algorithm,
             backend_health: options.backend_health,
-            aside: Arc::clone(&options.aside),
+            ejected: Arc::clone(&options.ejected),
             guard: Guard::of(store, options),
             host_mode: options
                 .host_routes

@@ -24,7 +24,7 @@ pub struct ServicePort<A: Addr> {
     pub local: Vec<Backend<A>>,
     pub health: HealthMode,
     /// The silent backends that a set leaves out.
-    pub aside: Vec<SockAddr<A>>,
+    pub ejected: Vec<SockAddr<A>>,
     /// The look-up tables of the nonempty sets, for Maglev, or if weights differ.
     pub maglev: Vec<(Set, Arc<Maglev>)>,
     /// Set if these tables have no room.
@@ -92,20 +92,20 @@ impl<A: Addr> ServicePort<A> {
             }
         }
         let fails_over = health.fails_over(&sets.cluster, &sets.local);
-        let mut aside = health.take_silent(&mut sets.cluster);
+        let mut ejected = health.take_silent(&mut sets.cluster);
         // The pods of a redirect are on this node and stay.
         if redirected.is_none() {
-            aside.extend(health.take_silent(&mut sets.local));
+            ejected.extend(health.take_silent(&mut sets.local));
         }
         // A backend that another set keeps still takes flows.
         let place = |backend: &Backend<A>| SockAddr::new(backend.addr, backend.port);
-        aside.retain(|at| {
+        ejected.retain(|at| {
             [&sets.cluster, &sets.local]
                 .iter()
                 .all(|set| set.binary_search_by_key(at, place).is_err())
         });
-        aside.sort_unstable();
-        aside.dedup();
+        ejected.sort_unstable();
+        ejected.dedup();
         let count = |set: &[Backend<A>]| u16::try_from(set.len()).expect("cut to 65,535 above");
         let is_weighted = settle_weights(reader, [&mut sets.cluster, &mut sets.local]);
         // Without this flag, a UDP flow would stay with a deleted pod, because no endpoint could
@@ -124,7 +124,7 @@ impl<A: Addr> ServicePort<A> {
             cluster: sets.cluster,
             local: sets.local,
             health: health.mode,
-            aside,
+            ejected,
             maglev: Vec::new(),
             lacks_tables: false,
             endpoints: Vec::new(),

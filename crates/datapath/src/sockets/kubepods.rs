@@ -200,7 +200,7 @@ mod tests {
     fn a_pod_cannot_take_anothers_place() {
         let own = format!("kubepods/burstable/pod{UID}");
         let real = format!("kubepods/burstable/pod{OTHER}");
-        for forged in [
+        for spoofed in [
             format!("{own}/pod{OTHER}"),
             format!("{own}/kubepods/pod{OTHER}"),
             format!(
@@ -208,11 +208,11 @@ mod tests {
                 OTHER.replace('-', "_")
             ),
         ] {
-            assert_eq!(found(&[&own, &forged]), [is(UID, &own)], "{forged}");
+            assert_eq!(found(&[&own, &spoofed]), [is(UID, &own)], "{spoofed}");
             assert_eq!(
-                found(&[&own, &forged, &real]),
+                found(&[&own, &spoofed, &real]),
                 [is(UID, &own), is(OTHER, &real)],
-                "{forged}"
+                "{spoofed}"
             );
         }
         for folder in [

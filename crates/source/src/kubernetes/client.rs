@@ -20,7 +20,7 @@ use super::api_server_addrs::ApiServerAddrs;
 use super::caller::{self, ForeignHome};
 use super::cluster_identity::Cluster;
 use super::context::{configured, kubeconfig};
-use super::errors::Told;
+use super::errors::SourceError;
 use super::outage::Outage;
 use crate::requests::Requests;
 
@@ -164,14 +164,14 @@ impl Options {
         match (inferred, &self.master, context) {
             (Ok(config), ..) => Ok(config),
             (Err(_), Some(master), None) => Ok(Config::new(parse_master(master)?)),
-            (Err(told), ..) => {
-                let fault = told.fault;
+            (Err(error), ..) => {
+                let fault = error.fault;
                 let text = format!(
                     "found no API server: no kubeconfig given; service account of a pod: {in_cluster}; \
-                     KUBECONFIG or ~/.kube/config: {told}{}",
+                     KUBECONFIG or ~/.kube/config: {error}{}",
                     caller::advice()
                 );
-                Err(Told::new(fault, text).into())
+                Err(SourceError::new(fault, text).into())
             }
         }
     }
@@ -183,7 +183,7 @@ fn connected(config: Config) -> Result<Client> {
     let runs_plugin = config.auth_info.exec.is_some();
     if config.proxy_url.is_some() || runs_plugin {
         // Only kube's own client tracks how long a plugin's credentials are valid.
-        let builder = ClientBuilder::try_from(config).map_err(Told::from)?;
+        let builder = ClientBuilder::try_from(config).map_err(SourceError::from)?;
         return Ok(builder.build());
     }
     let mut tcp = HttpConnector::new();
@@ -195,7 +195,7 @@ fn connected(config: Config) -> Result<Client> {
     let mut connector = TimeoutConnector::new(
         config
             .rustls_https_connector_with_connector(tcp)
-            .map_err(Told::from)?,
+            .map_err(SourceError::from)?,
     );
     connector.set_connect_timeout(config.connect_timeout);
     connector.set_read_timeout(config.read_timeout);
@@ -203,8 +203,8 @@ fn connected(config: Config) -> Result<Client> {
     let http: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new()).build(connector);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
-        .option_layer(config.auth_layer().map_err(Told::from)?)
-        .layer(config.extra_headers_layer().map_err(Told::from)?)
+        .option_layer(config.auth_layer().map_err(SourceError::from)?)
+        .layer(config.extra_headers_layer().map_err(SourceError::from)?)
         .map_err(BoxError::from)
         .service(http);
     Ok(Client::new(service, config.default_namespace))

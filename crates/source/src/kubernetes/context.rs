@@ -5,7 +5,7 @@ use std::path::Path;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 
-use super::errors::{Fault, Told};
+use super::errors::{Fault, SourceError};
 
 /// The most contexts that an error names.
 const NAMED: usize = 12;
@@ -13,7 +13,10 @@ const NAMED: usize = 12;
 const SIMILAR: f64 = 0.6;
 
 /// Creates the configuration of this context, or of the kubeconfig's current context.
-pub async fn configured(kubeconfig: Kubeconfig, context: Option<&str>) -> Result<Config, Told> {
+pub async fn configured(
+    kubeconfig: Kubeconfig,
+    context: Option<&str>,
+) -> Result<Config, SourceError> {
     let names: Vec<_> = kubeconfig
         .contexts
         .iter()
@@ -32,21 +35,21 @@ pub async fn configured(kubeconfig: Kubeconfig, context: Option<&str>) -> Result
                 } else {
                     "current context"
                 };
-                Told::new(
+                SourceError::new(
                     Fault::Context,
                     format!("it has no {which} {wanted:?}{}", instead(&wanted, &names)),
                 )
             }
-            KubeconfigError::CurrentContextNotSet => Told::new(
+            KubeconfigError::CurrentContextNotSet => SourceError::new(
                 Fault::Context,
                 format!("it has no current context{}", instead("", &names)),
             ),
-            error => Told::new(Fault::Kubeconfig, error.to_string()),
+            error => SourceError::new(Fault::Kubeconfig, error.to_string()),
         })
 }
 
 /// Reads this kubeconfig, or `kubectl`'s files.
-pub fn kubeconfig(path: Option<&Path>) -> Result<Kubeconfig, Told> {
+pub fn kubeconfig(path: Option<&Path>) -> Result<Kubeconfig, SourceError> {
     let fault = if path.is_some() {
         Fault::Kubeconfig
     } else {
@@ -55,16 +58,16 @@ pub fn kubeconfig(path: Option<&Path>) -> Result<Kubeconfig, Told> {
     let read = path.map_or_else(Kubeconfig::read, Kubeconfig::read_from);
     read.map_err(|error| match error {
         KubeconfigError::ReadConfig(error, path) => {
-            Told::new(fault, format!("read {}: {error}", path.display()))
+            SourceError::new(fault, format!("read {}: {error}", path.display()))
         }
         KubeconfigError::FindPath => {
-            Told::new(Fault::NoKubeconfig, "this user has no home directory")
+            SourceError::new(Fault::NoKubeconfig, "this user has no home directory")
         }
         error => {
             let of_file = path
                 .map(|path| format!("read {}: ", path.display()))
                 .unwrap_or_default();
-            Told::new(Fault::Kubeconfig, format!("{of_file}{error}"))
+            SourceError::new(Fault::Kubeconfig, format!("{of_file}{error}"))
         }
     })
 }
@@ -126,10 +129,10 @@ mod tests {
 
     #[test]
     fn missing_file_is_named_once() {
-        let told = kubeconfig(Some(Path::new("/nowhere/config"))).unwrap_err();
-        assert_eq!(told.fault, Fault::Kubeconfig);
+        let error = kubeconfig(Some(Path::new("/nowhere/config"))).unwrap_err();
+        assert_eq!(error.fault, Fault::Kubeconfig);
         assert_eq!(
-            told.to_string(),
+            error.to_string(),
             "read /nowhere/config: No such file or directory (os error 2)"
         );
     }
@@ -182,11 +185,11 @@ mod tests {
                 r#"it has no context "zz"; its contexts: n0, n1, n2, n3, n4, n5, n6, n7, n8, n9, n10, n11 and 3 more"#,
             ),
         ] {
-            let told = configured(with_contexts(current, contexts), wanted)
+            let error = configured(with_contexts(current, contexts), wanted)
                 .await
                 .unwrap_err();
             assert_eq!(
-                (told.fault, told.to_string().as_str()),
+                (error.fault, error.to_string().as_str()),
                 (Fault::Context, says)
             );
         }

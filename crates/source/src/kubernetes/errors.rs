@@ -32,14 +32,14 @@ pub enum Fault {
 
 /// An error in plain words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct SourceError {
     pub fault: Fault,
     /// The HTTP status of the server's answer.
     pub code: Option<u16>,
     text: String,
 }
 
-impl Told {
+impl SourceError {
     pub(super) fn new(fault: Fault, text: impl Into<String>) -> Self {
         Self {
             fault,
@@ -51,12 +51,12 @@ impl Told {
     /// Returns the fault of an error. An error of another type comes from the kubeconfig, whose
     /// files are read first.
     pub(super) fn fault_of(error: &anyhow::Error) -> Fault {
-        let told = error.chain().find_map(|cause| cause.downcast_ref::<Self>());
-        told.map_or(Fault::Kubeconfig, |told| told.fault)
+        let error = error.chain().find_map(|cause| cause.downcast_ref::<Self>());
+        error.map_or(Fault::Kubeconfig, |error| error.fault)
     }
 }
 
-impl From<&kube::Error> for Told {
+impl From<&kube::Error> for SourceError {
     fn from(error: &kube::Error) -> Self {
         let text = explain(error);
         let code = status(error).map(|status| status.code);
@@ -82,19 +82,19 @@ impl From<&kube::Error> for Told {
     }
 }
 
-impl From<kube::Error> for Told {
+impl From<kube::Error> for SourceError {
     fn from(error: kube::Error) -> Self {
         Self::from(&error)
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for SourceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl Error for Told {}
+impl Error for SourceError {}
 
 pub(super) fn status(error: &kube::Error) -> Option<&Status> {
     match error {
@@ -260,10 +260,10 @@ mod tests {
             ),
         ];
         for (error, fault, text) in cases {
-            let told = Told::from(&error);
-            assert_eq!((told.fault, told.to_string().as_str()), (fault, text));
-            let wrapped = anyhow::Error::new(told).context("ask").context("more");
-            assert_eq!(Told::fault_of(&wrapped), fault);
+            let error = SourceError::from(&error);
+            assert_eq!((error.fault, error.to_string().as_str()), (fault, text));
+            let wrapped = anyhow::Error::new(error).context("ask").context("more");
+            assert_eq!(SourceError::fault_of(&wrapped), fault);
             assert!(!format!("{wrapped:#}").contains(['{', '[']), "{wrapped:#}");
         }
     }

@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::Options;
-use super::errors::Told;
+use super::errors::SourceError;
 use super::forward_stream::PodStream;
 
 /// The longest wait for the API server and the pod's kubelet to open a stream.
@@ -55,16 +55,16 @@ impl Forwarder {
         match self.client().await?.connect(request).await {
             Ok(connection) => Ok(PodStream::new(connection.into_stream(), port)),
             Err(error) => {
-                let told = Told::from(error);
-                if told.code == Some(403) {
+                let error = SourceError::from(error);
+                if error.code == Some(403) {
                     let what = "the API server refuses: grant the verbs get and create of pods/portforward";
-                    return Err(anyhow!(told).context(what));
+                    return Err(anyhow!(error).context(what));
                 }
                 // The credentials or the server may have changed.
-                if told.code.is_none_or(|code| code == 401) {
+                if error.code.is_none_or(|code| code == 401) {
                     *self.client.lock().await = None;
                 }
-                Err(anyhow!(told).context("request a stream from the API server"))
+                Err(anyhow!(error).context("request a stream from the API server"))
             }
         }
     }

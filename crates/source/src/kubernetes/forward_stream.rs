@@ -201,8 +201,8 @@ mod tests {
         let (stream, _kubelet) = pair().await;
         let (mut client, local) = duplex(1 << 16);
         client.shutdown().await.unwrap();
-        let (tell, told) = oneshot::channel::<()>();
-        let mut relay = tokio::spawn(stream.relay(local, async { drop(told.await) }));
+        let (tell, error) = oneshot::channel::<()>();
+        let mut relay = tokio::spawn(stream.relay(local, async { drop(error.await) }));
         assert!(
             timeout(HOUR, &mut relay).await.is_err(),
             "the pod may answer yet"

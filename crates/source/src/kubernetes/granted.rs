@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::Options;
-use super::errors::{Fault, Told};
+use super::errors::{Fault, SourceError};
 
 /// The longest wait for each answer.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -75,7 +75,7 @@ pub struct NotGranted {
 impl From<Error> for NotGranted {
     fn from(error: Error) -> Self {
         Self {
-            fault: Told::fault_of(&error),
+            fault: SourceError::fault_of(&error),
             why: format!("{error:#}"),
         }
     }
@@ -118,14 +118,14 @@ impl Options {
                     }
                 }
                 // Servers before 1.33 have no such resource.
-                Err(Told {
+                Err(SourceError {
                     code: Some(404), ..
                 }) if resource == "servicecidrs" => {}
-                Err(told) if told.code == Some(403) => granted
+                Err(error) if error.code == Some(403) => granted
                     .refused
-                    .push((resource.to_owned(), told.to_string())),
-                Err(told) => {
-                    return Err(Error::new(told)
+                    .push((resource.to_owned(), error.to_string())),
+                Err(error) => {
+                    return Err(Error::new(error)
                         .context(format!("ask {}", granted.server))
                         .into());
                 }
@@ -135,7 +135,7 @@ impl Options {
             granted.streams = Some(
                 streams(&client)
                     .await
-                    .unwrap_or_else(|told| Streams::Unknown(told.to_string())),
+                    .unwrap_or_else(|error| Streams::Unknown(error.to_string())),
             );
         }
         Ok(granted)
@@ -143,7 +143,7 @@ impl Options {
 }
 
 /// Checks in which namespaces streams may be opened to ports of pods.
-async fn streams(client: &Client) -> Result<Streams, Told> {
+async fn streams(client: &Client) -> Result<Streams, SourceError> {
     if lacks(client, None).await?.is_empty() {
         return Ok(Streams::Everywhere);
     }
@@ -157,7 +157,7 @@ async fn streams(client: &Client) -> Result<Streams, Told> {
 }
 
 /// Returns the verbs of pods/portforward that are missing in a namespace, or in all.
-async fn lacks(client: &Client, namespace: Option<&str>) -> Result<Vec<&'static str>, Told> {
+async fn lacks(client: &Client, namespace: Option<&str>) -> Result<Vec<&'static str>, SourceError> {
     let mut lacks = Vec::new();
     for verb in STREAM {
         let attributes = ResourceAttributes {
@@ -174,7 +174,7 @@ async fn lacks(client: &Client, namespace: Option<&str>) -> Result<Vec<&'static 
     Ok(lacks)
 }
 
-async fn allows(client: &Client, attributes: ResourceAttributes) -> Result<bool, Told> {
+async fn allows(client: &Client, attributes: ResourceAttributes) -> Result<bool, SourceError> {
     let spec = SelfSubjectAccessReviewSpec {
         resource_attributes: Some(attributes),
         ..Default::default()
@@ -188,9 +188,9 @@ async fn allows(client: &Client, attributes: ResourceAttributes) -> Result<bool,
     Ok(review.status.is_some_and(|status| status.allowed))
 }
 
-async fn answer<T>(asked: impl Future<Output = kube::Result<T>>) -> Result<T, Told> {
+async fn answer<T>(asked: impl Future<Output = kube::Result<T>>) -> Result<T, SourceError> {
     let late = || {
-        Told::new(
+        SourceError::new(
             Fault::Unreachable,
             format!("no answer within {} s", ANSWER.as_secs()),
         )
@@ -198,7 +198,7 @@ async fn answer<T>(asked: impl Future<Output = kube::Result<T>>) -> Result<T, To
     timeout(ANSWER, asked)
         .await
         .map_err(|_| late())?
-        .map_err(Told::from)
+        .map_err(SourceError::from)
 }
 
 async fn get(client: &Client, path: &str) -> kube::Result<Value> {

@@ -88,9 +88,9 @@ pub fn answer(cluster: &Cluster, packet: &Packet) -> Answer {
     // Departure: kube-proxy leaves spoofed packets to rp_filter.
     if matches!(packet.hook, Hook::Ingress(_))
         && nothing != Some(Answer::Pass(Reason::NotOurs))
-        && is_forged(packet)
+        && is_spoofed(packet)
     {
-        return Answer::Drop(Reason::Forged);
+        return Answer::Drop(Reason::Spoofed);
     }
     if let Some(answer) = nothing {
         return answer;
@@ -216,7 +216,7 @@ fn pass(packet: &Packet, reason: Reason) -> Answer {
 }
 
 /// Returns true if the packet's source cannot be behind its incoming device.
-pub fn is_forged(packet: &Packet) -> bool {
+pub fn is_spoofed(packet: &Packet) -> bool {
     let Hook::Ingress(device) = packet.hook else {
         return false;
     };

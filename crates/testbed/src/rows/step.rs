@@ -45,7 +45,7 @@ pub enum Step {
     /// `forget flows`
     ForgetFlows,
     /// `agent tolerates flows` with a request, or `no flows`
-    Tolerate(bool),
+    MakeLiberal(bool),
     /// `connections of web:80 to pod:8080 end`
     ConnectionsEnd { service: String, backend: String },
     /// `silence 3 s`
@@ -167,8 +167,8 @@ impl Step {
             }
             ["flood", "of", count, "openers"] => Self::Flood(number(count)?),
             ["forget", "flows"] => Self::ForgetFlows,
-            ["agent", "tolerates", "flows"] => Self::Tolerate(true),
-            ["agent", "tolerates", "no", "flows"] => Self::Tolerate(false),
+            ["agent", "tolerates", "flows"] => Self::MakeLiberal(true),
+            ["agent", "tolerates", "no", "flows"] => Self::MakeLiberal(false),
             ["connections", "of", service, "to", backend, "end"] => {
                 let [service, backend] = [service, backend].map(|end| (*end).to_owned());
                 Self::ConnectionsEnd { service, backend }

@@ -12,7 +12,7 @@ use super::past::{Skipped, is_usual};
 use super::rewrite::{self, addr_changes, update};
 use super::wire::{self, Ip, Part, SCTP, TCP, UDP, byte, half};
 use super::{
-    At, FORWARD, Got, Model, Sent, TRANSLATED, goes_to_backend, inject, is_forged, leave, noted,
+    At, FORWARD, Got, Model, Sent, TRANSLATED, goes_to_backend, inject, is_spoofed, leave, noted,
     pass, unnoted,
 };
 
@@ -128,7 +128,7 @@ impl Model {
             None => (false, find(Table::Leaving)?),
         };
         let flow = self.flows[&id].clone();
-        let is_of_whole = flow.is_whole
+        let is_of_bypass = flow.is_whole
             && leg
                 == if is_there {
                     Leg::ToBackend
@@ -139,10 +139,10 @@ impl Model {
         let exit = place::route(next.ip())?;
         let src = SocketAddr::new(error.ip.src, 0);
         let dst = SocketAddr::new(error.ip.dst, 0);
-        let may_skip = is_of_whole
+        let may_skip = is_of_bypass
             && self.may_open(sent, &flow, next.ip())
             && is_usual(sent, &error.ip)
-            && !is_forged(sent.at, error.ip.proto, src, dst);
+            && !is_spoofed(sent.at, error.ip.proto, src, dst);
         if !may_skip {
             return None;
         }

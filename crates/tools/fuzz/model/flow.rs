@@ -50,7 +50,7 @@ pub(crate) struct Flow {
     /// It was opened past the stack.
     pub(crate) is_whole: bool,
     /// Another program's, that left with a tuple which a flow had.
-    pub(crate) is_guest: bool,
+    pub(crate) is_foreign_nat: bool,
     /// By its ClusterIP; none if no service was dialled.
     pub(crate) service: Option<SocketAddr>,
     pub(crate) client_said: Said,
@@ -125,7 +125,7 @@ impl Flow {
     /// The table of the geometry: where its packets are met, as what, and what is done to them.
     pub(crate) fn legs(&self) -> Vec<(Tuple, Leg)> {
         let tuple = |table, src, dst| (table, self.proto, src, dst);
-        if self.is_guest {
+        if self.is_foreign_nat {
             return vec![
                 (
                     tuple(Table::Leaving, self.client, self.frontend),
@@ -235,7 +235,7 @@ impl Flow {
     /// false name.
     pub(crate) fn is_from_outside(&self) -> bool {
         let leads_to_pods = place::route(self.client.ip()).is_some_and(Device::leads_to_pods);
-        !self.by_host && !self.is_guest && !leads_to_pods
+        !self.by_host && !self.is_foreign_nat && !leads_to_pods
     }
 
     /// Returns true if a packet of the client shows that it got the backend's answer: any datagram;

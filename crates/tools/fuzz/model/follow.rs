@@ -22,7 +22,7 @@ impl Model {
             return Ok(None);
         };
         if self.is_in_anothers_name(sent, packet, table, id, leg, now_secs) {
-            return Err(Reason::Forged);
+            return Err(Reason::Spoofed);
         }
         self.heed(sent, packet, id, leg, now_secs)
     }
@@ -41,12 +41,12 @@ impl Model {
         match (sent.at, leg) {
             // Another program's connection is met where it leaves, and there nothing is judged.
             (At::Anchor | At::Lo, Leg::ToBackend) => {
-                table == Table::Starting && sent.came_in && self.is_news(packet, id, now_secs)
+                table == Table::Starting && sent.came_in && self.is_change(packet, id, now_secs)
             }
-            (At::Ingress(_), Leg::ToClient) => open::is_forged(sent.at, packet.proto, src, dst),
+            (At::Ingress(_), Leg::ToClient) => open::is_spoofed(sent.at, packet.proto, src, dst),
             (At::Ingress(_), Leg::ToBackend) => {
-                self.is_news(packet, id, now_secs)
-                    && open::is_forged(sent.at, packet.proto, src, dst)
+                self.is_change(packet, id, now_secs)
+                    && open::is_spoofed(sent.at, packet.proto, src, dst)
             }
             (At::Egress(_), Leg::ToClient) => {
                 let goes_there = sent
@@ -54,12 +54,12 @@ impl Model {
                     .is_some_and(goes_to_backend);
                 let came_in_by = sent
                     .by
-                    .filter(|_| !goes_there && self.is_news_of_backend(packet, id, now_secs));
+                    .filter(|_| !goes_there && self.is_change_of_backend(packet, id, now_secs));
                 // Netfilter may have given the node's address back to a container's answer.
                 came_in_by
                     .filter(|_| !place::is_own(src.ip()))
                     .is_some_and(|device| {
-                        open::is_forged(At::Ingress(device), packet.proto, src, dst)
+                        open::is_spoofed(At::Ingress(device), packet.proto, src, dst)
                     })
             }
             _ => false,
@@ -67,7 +67,7 @@ impl Model {
     }
 
     /// Does a backend's packet change more of its flow than counts?
-    fn is_news_of_backend(&self, packet: &Packet, id: u64, now_secs: u32) -> bool {
+    fn is_change_of_backend(&self, packet: &Packet, id: u64, now_secs: u32) -> bool {
         let flow = &self.flows[&id];
         let said = flow.backend_said;
         let opens = packet.says(|transport| transport.opens) && packet.proto != wire::UDP;
@@ -92,7 +92,7 @@ impl Model {
     }
 
     /// Does a client's packet change more of its flow than counts?
-    fn is_news(&self, packet: &Packet, id: u64, now_secs: u32) -> bool {
+    fn is_change(&self, packet: &Packet, id: u64, now_secs: u32) -> bool {
         let flow = &self.flows[&id];
         let client = flow.client_said;
         let backend = flow.backend_said;
@@ -162,7 +162,7 @@ impl Model {
             && end == End::Ignored
             && packet.says(|transport| transport.resets);
         if is_blind && self.flows[&id].is_from_outside() {
-            Err(Reason::Forged)
+            Err(Reason::Spoofed)
         } else {
             Ok(Some((id, leg)))
         }

@@ -96,7 +96,7 @@ impl Model {
                     && got.verdict == Verdict::Drop
                     && self.may_hide_end(sent, family) =>
             {
-                return Ok(Err(Reason::Forged));
+                return Ok(Err(Reason::Spoofed));
             }
             Err(reason) => return Ok(Err(reason)),
         };
@@ -111,10 +111,10 @@ impl Model {
             .get(&(Table::Leaving, packet.proto, src, dst))
             .is_some_and(answers);
         if found.is_none() && is_answer && place::is_own(src.ip()) {
-            return Ok(Err(Reason::Forged));
+            return Ok(Err(Reason::Spoofed));
         }
         if found.is_none() && got.verdict == Verdict::Drop && self.may_be_blind(sent, &packet) {
-            return Ok(Err(Reason::Forged));
+            return Ok(Err(Reason::Spoofed));
         }
         if let Some(skipped) = self.skipped(sent, got, &packet, found, now_secs) {
             return Ok(Ok(skipped));
@@ -149,7 +149,7 @@ impl Model {
                     self.translate(sent, &packet, Table::Arriving, src, flow.between());
                 translated.map(|frame| pass(noted(sent.mark, TRANSLATED), frame))
             }
-            Leg::ToClient if flow.is_guest => {
+            Leg::ToClient if flow.is_foreign_nat => {
                 let translated =
                     self.translate(sent, &packet, Table::Arriving, flow.frontend, flow.client);
                 translated.map(|frame| pass(sent.mark, frame))
@@ -174,7 +174,7 @@ impl Model {
                 return Ok(Err(Reason::NotOurs));
             }
             Ok(packet) if sent.note(packet.ip.part != Part::Whole) == Some(PORT_SHOWS) => {
-                self.learn_guest(&packet, now_secs, chosen)?;
+                self.learn_foreign_nat(&packet, now_secs, chosen)?;
                 return Ok(Err(Reason::NotOurs));
             }
             read => read,
@@ -192,7 +192,7 @@ impl Model {
         let found = match found {
             Some(found) => Some(found),
             None => self
-                .meet_guest(sent, got, &packet, now_secs, chosen)?
+                .meet_foreign_nat(sent, got, &packet, now_secs, chosen)?
                 .map(|id| (id, Leg::ToBackend)),
         };
         let Some((id, leg)) = found else {
@@ -275,7 +275,7 @@ impl Model {
         };
         if let Some((id, _)) = found {
             let flow = self.flows[&id].clone();
-            if flow.is_guest {
+            if flow.is_foreign_nat {
                 return Ok(Err(Reason::NotOurs));
             }
             return Ok(self.give_back(sent, &packet, Table::Leaving, &flow));

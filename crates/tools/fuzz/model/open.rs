@@ -47,8 +47,8 @@ pub(super) fn question(at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> Q
 }
 
 /// Is this sender somewhere else than behind the device through which the packet comes in?
-pub(crate) fn is_forged(at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> bool {
-    reference::is_forged(&question(at, proto, src, dst))
+pub(crate) fn is_spoofed(at: At, proto: u8, src: SocketAddr, dst: SocketAddr) -> bool {
+    reference::is_spoofed(&question(at, proto, src, dst))
 }
 
 impl Model {
@@ -73,7 +73,7 @@ impl Model {
             answer,
             Answer::Pass(Reason::NotOurs) | Answer::Reject(Reason::NotOurs)
         );
-        if is_ingress && is_ours && self.is_answer_to_guest(packet, now_secs) {
+        if is_ingress && is_ours && self.answers_foreign_nat(packet, now_secs) {
             return self.open_direct(sent, got, packet, now_secs, chosen);
         }
         // A packet that came in should have met the hook there.
@@ -174,9 +174,9 @@ impl Model {
         if is_unsure || !from_pod && is_masqueraded() || !is_reply(dst, src) || is_reply(src, dst) {
             return Ok(Err(Reason::NotOurs));
         }
-        if reference::is_forged(&question(sent.at, packet.proto, src, dst)) {
+        if reference::is_spoofed(&question(sent.at, packet.proto, src, dst)) {
             return Ok(Err(if from_pod {
-                Reason::Forged
+                Reason::Spoofed
             } else {
                 Reason::NotOurs
             }));
@@ -204,7 +204,7 @@ impl Model {
             by_host: matches!(sent.at, At::Anchor | At::Lo),
             on_lo: sent.at == At::Lo,
             to_host: false,
-            is_guest: false,
+            is_foreign_nat: false,
             is_whole: false,
             service: None,
             client_said: said,
@@ -335,7 +335,7 @@ impl Model {
                 port == own,
                 "the source port is {port} and could be the client's own, {own}"
             );
-        } else if flow.by_host || flow.client.ip() == seen && !flow.is_guest {
+        } else if flow.by_host || flow.client.ip() == seen && !flow.is_foreign_nat {
             ensure!(
                 port >= SOURCE_PORT_FIRST,
                 "the source port is {port}, which is not ours to give"

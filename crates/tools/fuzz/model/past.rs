@@ -10,7 +10,7 @@ use testbed::test_run::Verdict;
 
 use super::flow::{Flow, Leg, Said, Table};
 use super::wire::{Ip, Part, TCP, UDP};
-use super::{At, DONE, FORWARD, Got, Model, Packet, Sent, TRANSLATED, is_forged, noted, rewrite};
+use super::{At, DONE, FORWARD, Got, Model, Packet, Sent, TRANSLATED, is_spoofed, noted, rewrite};
 use crate::fast::{Fast, UNCHANGED};
 
 const ETH_LEN: usize = 14;
@@ -42,7 +42,7 @@ impl Model {
         } else {
             flow.client
         };
-        if flow.by_host || flow.is_guest || place::is_own(next.ip()) {
+        if flow.by_host || flow.is_foreign_nat || place::is_own(next.ip()) {
             return None;
         }
         let transport = packet.transport.as_ref();
@@ -112,7 +112,7 @@ impl Model {
             return false;
         };
         let (src, dst) = packet.peers();
-        if !is_usual(sent, &packet.ip) || is_forged(sent.at, packet.proto, src, dst) {
+        if !is_usual(sent, &packet.ip) || is_spoofed(sent.at, packet.proto, src, dst) {
             return false;
         }
         let shakes_hands = packet.says(|transport| transport.opens || transport.answer.is_some());
@@ -125,12 +125,12 @@ impl Model {
         let is_open = (packet.proto == UDP || !shakes_hands) && !ends && is_open(flow, leg);
         let is_between_pods =
             device.leads_to_pods() && exit.leads_to_pods() && !self.is_outside(flow);
-        let is_tolerated = self.fast.has(Fast::OPENED)
+        let is_made_liberal = self.fast.has(Fast::OPENED)
             && self.fast.has(Fast::LEASE)
             && self.is_bare_between(device, exit)
             && (is_between_pods || self.fast.has(Fast::OPENED_OUTSIDE) && flow.proto == UDP)
             && self.is_answered(flow);
-        is_whole || is_open && (self.fast.has(Fast::OTHERS) || is_tolerated)
+        is_whole || is_open && (self.fast.has(Fast::OTHERS) || is_made_liberal)
     }
 
     fn is_bare_between(&self, device: Device, exit: Device) -> bool {

@@ -35,7 +35,7 @@ pub(crate) struct Running {
 }
 
 /// What it is told. `mode` and `pods` are as `--proxy-mode` and `--cluster-cidr` take them.
-pub(crate) struct Told<'a> {
+pub(crate) struct Arguments<'a> {
     pub(crate) kubeconfig: &'a Path,
     pub(crate) node: &'a str,
     pub(crate) mode: &'a str,
@@ -44,17 +44,22 @@ pub(crate) struct Told<'a> {
 
 impl Running {
     /// Starts it in a namespace, with its output in the file `log`.
-    pub(crate) fn start(ns: &NetNs, program: &Path, told: &Told<'_>, log: &Path) -> Result<Self> {
+    pub(crate) fn start(
+        ns: &NetNs,
+        program: &Path,
+        arguments: &Arguments<'_>,
+        log: &Path,
+    ) -> Result<Self> {
         let output = File::create(log).with_context(|| format!("create {}", log.display()))?;
         let mut command = Command::new(program);
-        command.arg("--kubeconfig").arg(told.kubeconfig);
+        command.arg("--kubeconfig").arg(arguments.kubeconfig);
         command.args([
             "--hostname-override",
-            told.node,
+            arguments.node,
             "--proxy-mode",
-            told.mode,
+            arguments.mode,
             "--cluster-cidr",
-            told.pods,
+            arguments.pods,
         ]);
         // Settings of the whole machine are not its to change.
         command.args([
@@ -141,7 +146,7 @@ impl<'a> KubeProxy<'a> {
             .map(Object)
             .try_for_each(|object| cluster.put(&object))?;
         let (Source::Kubeconfig(kubeconfig) | Source::Manifests(kubeconfig)) = cluster.source();
-        let told = Told {
+        let arguments = Arguments {
             kubeconfig,
             node: lab.n1.host.name,
             mode,
@@ -150,7 +155,7 @@ impl<'a> KubeProxy<'a> {
         let running = Running::start(
             &lab.n1.host.ns,
             program,
-            &told,
+            &arguments,
             &lab.dir().join("kube-proxy.log"),
         )?;
         Ok(Self {

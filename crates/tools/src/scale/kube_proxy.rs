@@ -11,7 +11,7 @@ use super::kpx::{Probe, idle, past, put_followed, waits};
 use super::load::Streams;
 use super::place::{PODS, Place, dial};
 use super::rules::{FOLLOWED, kernel_memory};
-use crate::bench::kube_proxy::{Running, Told, reads_slices};
+use crate::bench::kube_proxy::{Arguments, Running, reads_slices};
 use crate::control::cluster::{Cluster, NODE, NODE_IP, newcomer};
 use crate::control::fixture::Fixture;
 
@@ -54,13 +54,13 @@ pub(super) fn measure(
     let memory_before = kernel_memory()?;
     let bytes_before = fixture.server.meter().bytes_sent();
     let started = Instant::now();
-    let told = Told {
+    let arguments = Arguments {
         kubeconfig: &fixture.kubeconfig(),
         node: NODE,
         mode,
         pods: PODS,
     };
-    let mut running = Running::start(&fixture.netns, program, &told, &dir.path().join("log"))?;
+    let mut running = Running::start(&fixture.netns, program, &arguments, &dir.path().join("log"))?;
     let served = loop {
         if place.client.run(|| dial(probe.frontend())).is_ok() {
             break Some(Instant::now());

@@ -100,7 +100,7 @@ pub fn idle(connections: usize, at_least: Duration) -> Result<Report> {
     }
     let grown = |name: &str| now.get(name).unwrap_or(&0) - of_before.get(name).unwrap_or(&0);
     let refused =
-        ["end_ignored", "forged", "flow_moved"].map(|name| format!("{} {name}", grown(name)));
+        ["end_ignored", "spoofed", "flow_moved"].map(|name| format!("{} {name}", grown(name)));
     report.note(format!("counted: {}", refused.join(", ")));
     let mut faults = Vec::new();
     for idle in &mut idle {

@@ -77,7 +77,7 @@ pub fn rules(scale: Scale) -> Result<Report> {
         fixture: &fixture,
         banned,
     };
-    site.until_whole(&agent)?;
+    site.until_bypass(&agent)?;
     let load = fixture.load(scale.rate, |exchange| BACKENDS.contains(&exchange.backend))?;
     let started = Instant::now();
     let mut rounds = 0;
@@ -94,7 +94,7 @@ pub fn rules(scale: Scale) -> Result<Report> {
         } else {
             site.come_and_go(ban, &mut kept)?
         };
-        site.until_whole(&agent)?;
+        site.until_bypass(&agent)?;
         times[nth] = times[nth].max(until);
         rounds += 1;
     }
@@ -186,7 +186,7 @@ impl Site<'_> {
     }
 
     /// Waits until connections skip the stack again, with the link addresses of both pods known.
-    fn until_whole(&self, agent: &AnyAgent) -> Result<()> {
+    fn until_bypass(&self, agent: &AnyAgent) -> Result<()> {
         let fast = || -> Result<u64> {
             agent.status()?["events"]["fast_local"]
                 .as_u64()

@@ -102,8 +102,8 @@ impl BackendRow {
     /// Returns one word for the three conditions and the weight 0, or for a silence beside them.
     pub fn state(&self) -> Cell {
         let backend = &self.backend;
-        if backend.set_aside {
-            return yellow("set aside");
+        if backend.ejected {
+            return yellow("ejected");
         }
         if backend.silent {
             return yellow("silent");

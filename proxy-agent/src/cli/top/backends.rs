@@ -144,8 +144,8 @@ fn cells(
 /// Returns what the backend is used for: `in use`, or why not. The words are those of
 /// `kpx backends`.
 fn state(backend: &BackendView) -> &'static str {
-    if backend.set_aside {
-        return "set aside";
+    if backend.ejected {
+        return "ejected";
     }
     if backend.silent {
         return "silent";

@@ -1,6 +1,6 @@
 //! Tests which packets skip the stack, by the operator's choice and the node's state.
 
-use super::super::whole_connections::Among;
+use super::super::bypass_connections::Among;
 use super::*;
 
 fn list(rules: &[&str]) -> Vec<String> {
@@ -9,8 +9,8 @@ fn list(rules: &[&str]) -> Vec<String> {
 
 #[test]
 fn rules_decide_which_packets_skip_the_stack() {
-    let none = |why: &[&str]| Whole::None(list(why));
-    let all = Whole::Some {
+    let none = |why: &[&str]| Bypass::None(list(why));
+    let all = Bypass::Some {
         among: Among::All,
         not_far: None,
     };
@@ -28,7 +28,7 @@ fn rules_decide_which_packets_skip_the_stack() {
             Some(list(&[])),
             all.clone(),
             true,
-            "on; whole connections of this node's pods to pods",
+            "on; bypass for connections of this node's pods to pods",
         ),
         (
             FastPath::On,
@@ -40,12 +40,12 @@ fn rules_decide_which_packets_skip_the_stack() {
         (
             FastPath::On,
             Some(list(&["chain a"])),
-            Whole::Some {
+            Bypass::Some {
                 among: Among::PodCidrs(Vec::new()),
                 not_far: Some("rule 3".to_owned()),
             },
             true,
-            "on, past chain a; whole connections between this node's pods with addresses of its podCIDRs; those to other \
+            "on, past chain a; bypass for connections between this node's pods with addresses of its podCIDRs; those to other \
              nodes take the stack, because rule 3",
         ),
         (
@@ -60,7 +60,7 @@ fn rules_decide_which_packets_skip_the_stack() {
             Some(list(&[])),
             all,
             true,
-            "auto: on, no rules found; whole connections of this node's pods to pods",
+            "auto: on, no rules found; bypass for connections of this node's pods to pods",
         ),
         (
             FastPath::Auto,
@@ -77,10 +77,10 @@ fn rules_decide_which_packets_skip_the_stack() {
             "auto: on, no rules found; connections are opened through the stack, because a policy",
         ),
     ];
-    for (asked, rules, whole, is_on, text) in cases {
+    for (asked, rules, bypass, is_on, text) in cases {
         let state = FastPathState {
             rules,
-            whole,
+            bypass,
             tracks: false,
             ..FastPathState::new(asked, false)
         };
@@ -107,37 +107,37 @@ fn conntrack_leaves_whole_connections_to_auto() {
     let pass = ", which these rules let pass: chain a, chain b";
     let cases = [
         (
-            Whole::Some {
+            Bypass::Some {
                 among: Among::All,
                 not_far: Some("rule 3".to_owned()),
             },
             Node::FAST_OPEN,
             format!(
-                "auto: on; whole connections between this node's pods{pass}; those to other nodes take the stack, \
+                "auto: on; bypass for connections between this node's pods{pass}; those to other nodes take the stack, \
                  because rule 3{others}"
             ),
         ),
         (
-            Whole::Some {
+            Bypass::Some {
                 among: Among::Cluster(Vec::new()),
                 not_far: None,
             },
             Node::FAST_OPEN | Node::FAST_OPEN_PODS | Node::FAST_OPEN_FAR,
             format!(
-                "auto: on; whole connections of this node's pods to pods with addresses of the cluster's \
+                "auto: on; bypass for connections of this node's pods to pods with addresses of the cluster's \
                  networks{pass}{others}"
             ),
         ),
         (
-            Whole::None(list(&["rule 1"])),
+            Bypass::None(list(&["rule 1"])),
             0,
             "auto: off, because rule 1".to_owned(),
         ),
     ];
-    for (whole, flag, text) in cases {
+    for (bypass, flag, text) in cases {
         let state = FastPathState {
             rules: Some(list(&["rule 2"])),
-            whole,
+            bypass,
             harmless: list(&["chain a", "chain b"]),
             ..FastPathState::new(FastPath::Auto, false)
         };
@@ -183,10 +183,10 @@ fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
     ];
     for (opened, flag, text) in cases {
         let rules = Some(list(&["rule 2"]));
-        let whole = Whole::None(list(&["rule 1"]));
+        let bypass = Bypass::None(list(&["rule 1"]));
         let mut state = FastPathState {
             rules,
-            whole,
+            bypass,
             opened,
             ..FastPathState::new(FastPath::Auto, false)
         };
@@ -209,10 +209,7 @@ fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
 fn whole_connections_are_kept_while_there_are_any() {
     let mut state = FastPathState::new(FastPath::Auto, true);
     state.rules = Some(vec!["chain a".to_owned()]);
-    let left = |whole| Remaining {
-        whole,
-        tolerated: 0,
-    };
+    let left = |bypass| Remaining { bypass, liberal: 0 };
     state.keep(left(1));
     assert_eq!(state.flag(), device::Node::FAST_KEEP);
     state.keep(left(0));
@@ -236,8 +233,8 @@ fn whole_connections_are_kept_while_there_are_any() {
     };
     (0..3).for_each(|_| {
         assert!(!guards.keep(Remaining {
-            whole: 0,
-            tolerated: 1
+            bypass: 0,
+            liberal: 1
         }))
     });
     assert_eq!(
@@ -271,7 +268,10 @@ fn whole_connections_take_the_stack_once_for_each_judgement_against_them() {
         connections: 2,
         unknown: Some((1, "its table is full".to_owned())),
     });
-    assert_eq!((state.staying(), state.whole_ones.are_there), (None, false));
+    assert_eq!(
+        (state.staying(), state.bypass_kept.are_there),
+        (None, false)
+    );
     let unknown =
         "; conntrack has no entry for 1 connection that takes the stack now: its table is full";
     assert!(state.to_string().ends_with(unknown), "{state}");
@@ -282,8 +282,8 @@ fn whole_connections_take_the_stack_once_for_each_judgement_against_them() {
     );
     assert!(
         state.keep(Remaining {
-            whole: 1,
-            tolerated: 0
+            bypass: 1,
+            liberal: 0
         }),
         "one was opened meanwhile"
     );

@@ -11,7 +11,7 @@ use super::{Condition, Field, OTHERS, Part, chain, found, from, nets, record, to
 /// Judges a file's rules for the pods; `others` are not pods' devices.
 fn judgement(file: &str, others: &[&str]) -> Judgement {
     let others = others.iter().map(|name| (*name).to_owned()).collect();
-    netfilter(file, true).judge_whole(&nets(PODS), &others, false)
+    netfilter(file, true).judge_bypass(&nets(PODS), &others, false)
 }
 
 /// Parses a file's rules; `takes_up` if conntrack picks up connections midstream.
@@ -252,7 +252,7 @@ fn kube_proxys_filters_let_pods_pass() {
     );
     let judge = |takes_up, is_far| {
         netfilter("kube-proxy-filter.iptables", takes_up)
-            .judge_whole(&nets(PODS), &BTreeSet::new(), is_far)
+            .judge_bypass(&nets(PODS), &BTreeSet::new(), is_far)
             .against
     };
     assert_eq!(judge(true, false), [""; 0]);
@@ -292,7 +292,7 @@ fn rules_about_icmp_between_pods_count() {
     let refused = "rule 1 of chain FWD of table ip nat may drop the packet";
     assert_eq!(
         netfilter
-            .judge_whole(&nets(PODS), &BTreeSet::new(), false)
+            .judge_bypass(&nets(PODS), &BTreeSet::new(), false)
             .against,
         [refused]
     );
@@ -390,7 +390,7 @@ fn conditions_of_every_known_form_let_pods_pass() {
         "its rules accept TCP and UDP alone"
     );
     let far = netfilter("pods-filter.nft", true)
-        .judge_whole(&nets(PODS), &BTreeSet::new(), true)
+        .judge_bypass(&nets(PODS), &BTreeSet::new(), true)
         .against;
     assert!(far.contains(&no_errors.to_owned()), "{far:?}");
 }

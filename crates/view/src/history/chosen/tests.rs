@@ -6,7 +6,7 @@ use proxy_common::addr::Proto;
 use super::*;
 
 /// The readings of `other` and of Services: name, port, opened flows, rejected packets.
-type Told = (String, String, u64, u64);
+type Row = (String, String, u64, u64);
 
 /// An agent's choice, and its last sample.
 struct Agent(Chosen, Option<Traffic>);
@@ -17,7 +17,7 @@ impl Agent {
     }
 
     /// Takes the counters of Services: name, opened flows, rejected packets.
-    fn take(&mut self, services: &[(&str, u64, u64)]) -> Vec<Told> {
+    fn take(&mut self, services: &[(&str, u64, u64)]) -> Vec<Row> {
         self.take_ports(
             services
                 .iter()
@@ -26,11 +26,11 @@ impl Agent {
         )
     }
 
-    fn take_ports(&mut self, ports: Vec<PortSums>) -> Vec<Told> {
+    fn take_ports(&mut self, ports: Vec<PortSums>) -> Vec<Row> {
         let now = Traffic::of(&ports);
         self.0.take(ports, self.1.as_ref(), &now);
         self.1 = Some(now);
-        let told = |reading: ServiceReading| {
+        let row = |reading: ServiceReading| {
             (
                 reading.service,
                 reading.port,
@@ -38,7 +38,7 @@ impl Agent {
                 reading.refused,
             )
         };
-        self.0.readings().into_iter().map(told).collect()
+        self.0.readings().into_iter().map(row).collect()
     }
 }
 
@@ -59,18 +59,18 @@ fn port(service: &str, port: u16, flows_opened: u64, rejected: u64) -> PortSums 
     }
 }
 
-fn told(service: &str, opened: u64, refused: u64) -> Told {
+fn row(service: &str, opened: u64, refused: u64) -> Row {
     (service.to_owned(), "80/TCP".to_owned(), opened, refused)
 }
 
-fn other(opened: u64, refused: u64) -> Told {
+fn other(opened: u64, refused: u64) -> Row {
     ("other".to_owned(), String::new(), opened, refused)
 }
 
 #[test]
 fn services_beyond_limit_are_summed_and_no_counter_decreases() {
     let mut agent = Agent::of(1);
-    let web = |opened| told("web", opened, 0);
+    let web = |opened| row("web", opened, 0);
     assert_eq!(
         agent.take(&[("idle", 0, 0), ("web", 5, 0)]),
         [web(5), other(0, 0)],
@@ -84,7 +84,7 @@ fn services_beyond_limit_are_summed_and_no_counter_decreases() {
         agent.take(&[("api", 12, 1), ("db", 1, 0), ("web", 7, 0)]),
         [web(7), other(13, 1)]
     );
-    let api = told("api", 13, 1);
+    let api = row("api", 13, 1);
     assert_eq!(
         agent.take(&[("api", 13, 1), ("db", 1, 0)]),
         [api, other(13, 1)],
@@ -106,7 +106,7 @@ fn new_agent_sums_from_zero() {
     let after = [("api", 10, 0), ("web", 50, 0)];
     assert_eq!(
         second.take(&after),
-        [told("api", 10, 0), other(0, 0)],
+        [row("api", 10, 0), other(0, 0)],
         "50 would be a reset with a jump"
     );
     assert_eq!(
@@ -120,18 +120,18 @@ fn limit_is_one_of_ports() {
     let mut agent = Agent::of(3);
     let ports =
         |service: &'static str, number: u16| (1..=number).map(move |at| port(service, at, 1, 0));
-    let names = |told: Vec<Told>| {
-        told.into_iter()
+    let names = |row: Vec<Row>| {
+        row.into_iter()
             .map(|(service, ..)| service)
             .collect::<Vec<_>>()
     };
     let mut take = |wide: u16, web: u16| {
-        let told = names(agent.take_ports(ports("wide", wide).chain(ports("web", web)).collect()));
+        let row = names(agent.take_ports(ports("wide", wide).chain(ports("web", web)).collect()));
         assert!(
-            told.iter().filter(|service| *service != "other").count() <= 3,
-            "{told:?}"
+            row.iter().filter(|service| *service != "other").count() <= 3,
+            "{row:?}"
         );
-        told
+        row
     };
     assert_eq!(
         take(2_000, 1),

@@ -410,9 +410,7 @@ fn state_of_a_backend_says_why_it_takes_nothing() -> Result<()> {
     let (before, mut now) = samples()?;
     let cases: [Case; 4] = [
         ("in use", |pod| pod.in_redirect_set = true),
-        ("set aside", |pod| {
-            (pod.silent, pod.set_aside) = (true, true)
-        }),
+        ("ejected", |pod| (pod.silent, pod.ejected) = (true, true)),
         ("silent", |pod| {
             (pod.silent, pod.in_cluster_set) = (true, true)
         }),

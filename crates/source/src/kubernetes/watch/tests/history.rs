@@ -113,19 +113,19 @@ async fn a_refused_comparison_costs_no_watch() {
         began.elapsed()
     );
     let mut problems = health.subscribe();
-    let told =
+    let error =
         problems.wait_for(|problems| problems.contains_key(&Problem::History("Service".into())));
-    let told = timeout(Duration::from_secs(60), told)
+    let error = timeout(Duration::from_secs(60), error)
         .await
         .expect("it is told")
         .unwrap();
     assert!(
-        told[&Problem::History("Service".into())]
+        error[&Problem::History("Service".into())]
             .why
             .ends_with("429 Failed: no such luck"),
-        "{told:?}"
+        "{error:?}"
     );
-    drop(told);
+    drop(error);
     let refused = Instant::now();
     assert_eq!(running.next().await, "all a");
     assert!(

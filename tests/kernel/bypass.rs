@@ -25,7 +25,7 @@ packet_tests! {
 }
 
 #[test]
-fn only_addresses_of_pod_cidrs_open_whole_flows() -> Result<()> {
+fn only_addresses_of_pod_cidrs_open_bypass_flows() -> Result<()> {
     for mut fixture in FastFixture::both()? {
         let base = fixture.fixture();
         base.set_flags(Node::FAST_PATH | Node::FAST_OPEN | Node::FAST_OPEN_PODS)?;

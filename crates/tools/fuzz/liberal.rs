@@ -17,11 +17,11 @@ pub(crate) type Opener = (u8, SocketAddr, SocketAddr);
 impl Fixture {
     /// Answers all that have asked, and returns them.
     pub(crate) fn answer(&mut self) -> Result<Vec<Opener>> {
-        let tolerated = &mut self.node.bench.datapath.tolerated;
+        let liberal = &mut self.node.bench.datapath.liberal;
         let mut openers = Vec::new();
-        while let Some(offer) = tolerated.offered()? {
-            if tolerated.open_flow(&offer.key)?.is_some() {
-                tolerated.tolerate(&offer)?;
+        while let Some(offer) = liberal.offered()? {
+            if liberal.open_flow(&offer.key)?.is_some() {
+                liberal.make_liberal(&offer)?;
                 openers.extend(opener(&offer.key));
             }
         }
@@ -30,7 +30,7 @@ impl Fixture {
 
     /// Takes all answers back, and forgets what was asked meanwhile.
     pub(crate) fn take_answers_back(&mut self) -> Result<()> {
-        while self.node.bench.datapath.tolerated.offered()?.is_some() {}
+        while self.node.bench.datapath.liberal.offered()?.is_some() {}
         let mut rows: HashMap<_, AnyKey, u32> =
             self.node.bench.map(INGRESS, TOLERATED)?.try_into()?;
         clear(&mut rows)

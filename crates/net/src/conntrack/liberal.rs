@@ -77,15 +77,15 @@ pub struct Followed {
 
 /// A handle for queries about single connections of this network namespace.
 #[derive(Clone)]
-pub struct Tolerance(ConnectionHandle<Message>);
+pub struct Liberal(ConnectionHandle<Message>);
 
 /// Opens the socket. Requests get answers only while the connection's future is polled.
-pub fn connect() -> io::Result<(Connection<Message>, Tolerance)> {
+pub fn connect() -> io::Result<(Connection<Message>, Liberal)> {
     let (connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
-    Ok((connection, Tolerance(handle)))
+    Ok((connection, Liberal(handle)))
 }
 
-impl Tolerance {
+impl Liberal {
     /// Makes the entry of an open connection liberal. Returns false if conntrack does not follow
     /// these addresses and ports, translates the connection, or does more than follow it. UDP
     /// entries need no flag, because UDP has no windows.

@@ -33,14 +33,14 @@ const RTNLGRP_IPV6_RULE: u32 = 19;
 /// The last message of each nftables transaction. The other messages carry all rules of the change.
 const NFT_MSG_NEWGEN: u16 = 0x0a0f;
 
-pub(crate) struct RuleNews(Vec<Heard>);
+pub(crate) struct RuleChanges(Vec<Heard>);
 
 struct Heard {
     connection: Connection<Message>,
     messages: UnboundedReceiver<(NetlinkMessage<Message>, SocketAddr)>,
 }
 
-impl RuleNews {
+impl RuleChanges {
     /// Subscribes to the notifications that this kernel supports.
     pub(crate) fn subscribe() -> Self {
         let heard = GROUPS.iter().filter_map(|(protocol, groups)| {
@@ -124,7 +124,7 @@ mod tests {
     /// its groups.
     #[tokio::test]
     async fn sockets_have_address_and_groups() {
-        let mut news = RuleNews::subscribe();
+        let mut news = RuleChanges::subscribe();
         assert!(!news.0.is_empty(), "every kernel tells of routing rules");
         let list = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
         for heard in &mut news.0 {

@@ -9,20 +9,20 @@ use crate::assert_size;
 /// ([`crate::flow::FlowKey`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Guest {
+pub struct ForeignNat {
     /// The seconds since boot until which the port is in use, unless another packet extends it.
     pub until_secs: u32,
     /// Not 0 once the connection has sent a FIN or RST.
     ended: u32,
 }
-assert_size!(Guest = 4 + 4);
+assert_size!(ForeignNat = 4 + 4);
 
 /// Netfilter's timeout after a FIN (`nf_conntrack_tcp_timeout_fin_wait`).
 const ENDED_SECS: u32 = 120;
 /// After a RST only packets in flight may follow.
 const RESET_SECS: u32 = 10;
 
-impl Guest {
+impl ForeignNat {
     pub const NONE: Self = Self {
         until_secs: 0,
         ended: 0,
@@ -103,9 +103,11 @@ mod tests {
             ..goes_on
         };
         let tcp = |packets: &[Packet]| {
-            let all = packets.iter().fold(Guest::NONE, |guest, packet| {
-                Guest::after(guest, *packet, Proto::TCP, NOW)
-            });
+            let all = packets
+                .iter()
+                .fold(ForeignNat::NONE, |foreign_nat, packet| {
+                    ForeignNat::after(foreign_nat, *packet, Proto::TCP, NOW)
+                });
             all.until_secs - NOW
         };
         assert_eq!(tcp(&[opens]), 120);
@@ -130,7 +132,7 @@ mod tests {
             "another connection"
         );
         assert_eq!(
-            Guest::after(Guest::NONE, goes_on, Proto::UDP, NOW).until_secs,
+            ForeignNat::after(ForeignNat::NONE, goes_on, Proto::UDP, NOW).until_secs,
             NOW + 180
         );
     }

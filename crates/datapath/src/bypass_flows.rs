@@ -11,14 +11,14 @@ use crate::lost_flows::{BPF_EXIST, Family};
 use crate::maps::FamilyNames;
 
 /// A walk through the flow tables for bypass TCP flows.
-pub struct WholeFlows {
+pub struct BypassFlows {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
 }
 
 /// A bypass TCP flow, by its opener's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WholeFlow {
+pub struct BypassFlow {
     pub client: SocketAddr,
     pub backend: SocketAddr,
     /// True if the backend is a pod on another node.
@@ -35,26 +35,26 @@ enum Key {
 
 impl FlowMaps {
     /// Returns a walk through bypass flows, independent of the sweep.
-    pub fn whole(&self) -> Result<WholeFlows> {
-        Ok(WholeFlows {
+    pub fn bypass(&self) -> Result<BypassFlows> {
+        Ok(BypassFlows {
             v4: Family::new(&self.tables.v4)?,
             v6: Family::new(&self.tables.v6)?,
         })
     }
 }
 
-impl WholeFlows {
+impl BypassFlows {
     /// Returns the bypass flows that `picks` selects.
-    pub fn find(&mut self, picks: impl Fn(&WholeFlow) -> bool) -> Result<Vec<WholeFlow>> {
+    pub fn find(&mut self, picks: impl Fn(&BypassFlow) -> bool) -> Result<Vec<BypassFlow>> {
         let mut found = Vec::new();
-        self.v4.find_whole(Key::V4, &picks, &mut found)?;
-        self.v6.find_whole(Key::V6, &picks, &mut found)?;
+        self.v4.find_bypass(Key::V4, &picks, &mut found)?;
+        self.v6.find_bypass(Key::V6, &picks, &mut found)?;
         Ok(found)
     }
 
     /// Moves a bypass flow to the stack. A program that changes an entry at the same instant may
     /// lose its change or undo this one: walk again.
-    pub fn leave(&mut self, flow: &WholeFlow) -> Result<()> {
+    pub fn leave(&mut self, flow: &BypassFlow) -> Result<()> {
         match &flow.key {
             Key::V4(key) => self.v4.leave(key),
             Key::V6(key) => self.v6.leave(key),
@@ -63,11 +63,11 @@ impl WholeFlows {
 }
 
 impl<A: FamilyNames> Family<A> {
-    fn find_whole(
+    fn find_bypass(
         &mut self,
         of: impl Fn(FlowKey<A>) -> Key,
-        picks: impl Fn(&WholeFlow) -> bool,
-        found: &mut Vec<WholeFlow>,
+        picks: impl Fn(&BypassFlow) -> bool,
+        found: &mut Vec<BypassFlow>,
     ) -> Result<()> {
         self.walk.restart();
         while let Some(batch) = self
@@ -76,14 +76,14 @@ impl<A: FamilyNames> Family<A> {
             .with_context(|| format!("read {}", A::MAPS.flows))?
         {
             let is_whole = |key: &FlowKey<A>, flow: &Flow<A>| {
-                key.proto() == Proto::TCP && flow.kind == Kind::DNAT && flow.rx.has(Seen::WHOLE)
+                key.proto() == Proto::TCP && flow.kind == Kind::DNAT && flow.rx.has(Seen::BYPASS)
             };
             let flows = batch
                 .filter(|(key, flow)| is_whole(key, flow))
-                .map(|(key, flow)| WholeFlow {
+                .map(|(key, flow)| BypassFlow {
                     client: flow.client_between().socket_addr(),
                     backend: flow.backend.socket_addr(),
-                    is_far: flow.is_whole_far(),
+                    is_far: flow.is_bypass_far(),
                     state: flow.state(),
                     key: of(key),
                 });
@@ -99,7 +99,8 @@ impl<A: FamilyNames> Family<A> {
         };
         for kind in [Kind::UNDNAT, Kind::DNAT] {
             let key = opener.key_as(kind, Proto::TCP);
-            let Some(mut entry) = self.read(&key)?.filter(|entry| entry.rx.has(Seen::WHOLE)) else {
+            let Some(mut entry) = self.read(&key)?.filter(|entry| entry.rx.has(Seen::BYPASS))
+            else {
                 continue;
             };
             entry.leave_to_stack();

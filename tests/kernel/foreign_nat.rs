@@ -12,7 +12,7 @@ use crate::packets::packet_tests;
 use crate::policy::external;
 
 packet_tests! {
-    guests:
+    foreign_nat:
     connection_beside_flow_with_its_tuple_gets_another_port,
     packet_of_moved_connection_stays_as_it_is_on_lo,
     datagram_beside_flow_with_its_tuple_gets_another_port,

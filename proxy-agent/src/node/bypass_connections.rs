@@ -11,7 +11,7 @@ use proxy_net::netfilter::{Judgement, Netfilter};
 
 /// The connections that may skip the stack from their first packet on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Whole {
+pub(super) enum Bypass {
     /// The reasons against.
     None(Vec<String>),
     /// Connections of this node's pods between these addresses.
@@ -84,7 +84,7 @@ impl Facts {
     }
 }
 
-impl Whole {
+impl Bypass {
     /// Evaluates the rules for connections of pods, and names the chains without an effect. Prefers
     /// networks that also qualify for pods of other nodes, then the widest networks.
     pub(super) fn judge(netfilter: &Netfilter, facts: &Facts) -> (Self, Vec<String>) {
@@ -93,7 +93,7 @@ impl Whole {
         let mut not_far = None;
         for among in facts.candidates() {
             let nets = among.nets();
-            let judgement = netfilter.judge_whole(&nets, &facts.no_pods, false);
+            let judgement = netfilter.judge_bypass(&nets, &facts.no_pods, false);
             if !judgement.against.is_empty() {
                 not_far = judgement
                     .against
@@ -107,7 +107,7 @@ impl Whole {
             // No pod of another node has an address of this node's podCIDRs.
             if !matches!(among, Among::PodCidrs(_)) {
                 let Judgement { against, harmless } =
-                    netfilter.judge_whole(&nets, &facts.no_ways, true);
+                    netfilter.judge_bypass(&nets, &facts.no_ways, true);
                 if against.is_empty() {
                     return (
                         Self::Some {
@@ -184,7 +184,7 @@ impl Staying {
             let mut nets = facts.candidates().into_iter().map(|among| among.nets());
             let passes = |nets: &Vec<IpNet>| {
                 netfilter
-                    .judge_open_whole(nets, others, is_far, heeds_marks)
+                    .judge_open_bypass(nets, others, is_far, heeds_marks)
                     .against
                     .is_empty()
             };
@@ -212,7 +212,7 @@ impl Staying {
     }
 }
 
-impl fmt::Display for Whole {
+impl fmt::Display for Bypass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None(why) if why.is_empty() => Ok(()),
@@ -227,7 +227,7 @@ impl fmt::Display for Whole {
                 } else {
                     "between this node's pods"
                 };
-                write!(f, "; whole connections {whose}{among}")
+                write!(f, "; bypass for connections {whose}{among}")
             }
         }
     }

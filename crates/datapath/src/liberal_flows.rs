@@ -15,7 +15,7 @@ use crate::flows::{read, remove};
 use crate::maps::{FamilyNames, flow_table, take};
 
 /// The queue of requests, and the rows of `TOLERATED`.
-pub struct ToleratedFlows {
+pub struct LiberalFlows {
     offers: Queue<MapData, Offer>,
     rows: HashMap<MapData, AnyKey, u32>,
     v4: HashMap<MapData, FlowKey<Addr4>, Flow<Addr4>>,
@@ -34,7 +34,7 @@ pub struct OpenFlow {
     pub last_secs: u32,
 }
 
-impl ToleratedFlows {
+impl LiberalFlows {
     /// Opens the maps. Call this before the flow tables are taken out of the object.
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
         let v4 = again(ebpf)?;
@@ -65,7 +65,7 @@ impl ToleratedFlows {
     }
 
     /// Grants a request.
-    pub fn tolerate(&mut self, offer: &Offer) -> Result<()> {
+    pub fn make_liberal(&mut self, offer: &Offer) -> Result<()> {
         self.rows
             .insert(offer.key, offer.secs, 0)
             .with_context(|| format!("write {}", names::TOLERATED))
@@ -93,7 +93,7 @@ fn open_flow<A: FamilyNames>(
     key: &FlowKey<A>,
 ) -> Result<Option<OpenFlow>> {
     let flow = read(map, key).with_context(|| format!("read {}", A::MAPS.flows))?;
-    let is_open = |flow: &Flow<A>| flow.state() == State::Established && !flow.rx.has(Seen::WHOLE);
+    let is_open = |flow: &Flow<A>| flow.state() == State::Established && !flow.rx.has(Seen::BYPASS);
     Ok(flow.filter(is_open).map(|flow| OpenFlow {
         client: flow.client_between().socket_addr(),
         backend: flow.backend.socket_addr(),

@@ -12,9 +12,9 @@ use anyhow::{Context, Result, bail};
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::Proto;
 use proxy_common::flow::{AnyKey, Offer, is_for_asker};
-use proxy_datapath::{OpenFlow, ToleratedFlows};
+use proxy_datapath::{LiberalFlows, OpenFlow};
 use proxy_net::conntrack::Tuple;
-use proxy_net::conntrack::tolerate::{self, Followed, Tolerance};
+use proxy_net::conntrack::liberal::{self, Followed, Liberal};
 use proxy_net::sysctl;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
@@ -59,8 +59,8 @@ struct Waiting {
 }
 
 struct Answers {
-    flows: ToleratedFlows,
-    conntrack: Tolerance,
+    flows: LiberalFlows,
+    conntrack: Liberal,
     waiting: Waiting,
     known: HashMap<AnyKey, Known>,
     /// The number of liberal flows with a client outside.
@@ -70,8 +70,8 @@ struct Answers {
 }
 
 /// Answers until the maps fail. Without a conntrack socket all flows stay on the stack.
-pub async fn answer(flows: ToleratedFlows) -> Result<()> {
-    let (connection, conntrack) = match tolerate::connect() {
+pub async fn answer(flows: LiberalFlows) -> Result<()> {
+    let (connection, conntrack) = match liberal::connect() {
         Ok(socket) => socket,
         Err(error) => {
             warn!(
@@ -144,7 +144,7 @@ impl Answers {
 
     fn agree(&mut self, offer: &Offer, flow: OpenFlow) {
         // Without a row the flow repeats its request.
-        if let Err(error) = self.flows.tolerate(offer) {
+        if let Err(error) = self.flows.make_liberal(offer) {
             debug!(error = format!("{error:#}"), "a flow gets no answer");
             return;
         }

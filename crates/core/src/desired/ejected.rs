@@ -15,8 +15,8 @@ use crate::model::{self, FamilyModel, ObjectRef};
 
 impl Desired {
     /// Replaces the silent backends. Returns true if that affects a Service.
-    pub fn set_aside(&mut self, silent: Silent) -> bool {
-        let before = &*self.options.aside;
+    pub fn eject(&mut self, silent: Silent) -> bool {
+        let before = &*self.options.ejected;
         if *before == silent {
             return false;
         }
@@ -30,8 +30,8 @@ impl Desired {
             .filter_map(|port| self.service_of(port))
             .collect();
         let silent = Arc::new(silent);
-        self.node.aside = Arc::clone(&silent);
-        self.options.aside = silent;
+        self.node.ejected = Arc::clone(&silent);
+        self.options.ejected = silent;
         let concerns_any = !services.is_empty();
         self.dirty.extend(services);
         concerns_any
@@ -39,12 +39,15 @@ impl Desired {
 
     /// Returns the silent backends, of all modes.
     pub fn silent(&self) -> &Silent {
-        &self.options.aside
+        &self.options.ejected
     }
 
     /// Returns the ejected backends.
-    pub fn aside(&self) -> impl Iterator<Item = &Path> {
-        self.options.aside.keys().filter(|path| self.is_aside(path))
+    pub fn ejected(&self) -> impl Iterator<Item = &Path> {
+        self.options
+            .ejected
+            .keys()
+            .filter(|path| self.is_ejected(path))
     }
 
     /// Returns true if the path leads to a current backend of a Service with backend health.
@@ -56,10 +59,10 @@ impl Desired {
     }
 
     /// Returns true if the backend is ejected.
-    pub fn is_aside(&self, path: &Path) -> bool {
+    pub fn is_ejected(&self, path: &Path) -> bool {
         match path.service {
-            SocketAddr::V4(_) => self.v4.is_aside(path),
-            SocketAddr::V6(_) => self.v6.is_aside(path),
+            SocketAddr::V4(_) => self.v4.is_ejected(path),
+            SocketAddr::V6(_) => self.v6.is_ejected(path),
         }
     }
 
@@ -92,16 +95,16 @@ impl<A: Addr> Family<A> {
             is_judged
                 && (is_in(&port.cluster)
                     || is_in(&port.local)
-                    || port.aside.binary_search(&at).is_ok())
+                    || port.ejected.binary_search(&at).is_ok())
         })
     }
 
-    fn is_aside(&self, path: &Path) -> bool {
+    fn is_ejected(&self, path: &Path) -> bool {
         self.asked(path, |model, key, at| {
             model
                 .ports
                 .get(&key)
-                .is_some_and(|port| port.aside.binary_search(&at).is_ok())
+                .is_some_and(|port| port.ejected.binary_search(&at).is_ok())
         })
     }
 
@@ -190,8 +193,8 @@ mod tests {
             (["1", "2", "3"].map(str::to_owned).to_vec(), true)
         );
         let silent = path("10.96.0.1:80", 2);
-        assert!(desired.set_aside(own([silent])), "it concerns a Service");
-        assert!(!desired.set_aside(own([silent])), "it is known");
+        assert!(desired.eject(own([silent])), "it concerns a Service");
+        assert!(!desired.eject(own([silent])), "it is known");
         desired.sync();
         assert_eq!(
             served(&desired),
@@ -203,18 +206,18 @@ mod tests {
         );
         assert!(
             desired.is_backend(&silent)
-                && desired.is_aside(&silent)
-                && !desired.is_aside(&path("10.96.0.1:80", 1))
+                && desired.is_ejected(&silent)
+                && !desired.is_ejected(&path("10.96.0.1:80", 1))
         );
         assert_eq!(
             desired.service_at(&silent).unwrap().name.to_string(),
             "default/web"
         );
-        assert!(desired.set_aside(Silent::new()));
+        assert!(desired.eject(Silent::new()));
         desired.sync();
         assert_eq!(served(&desired).0.len(), 3);
         assert!(
-            !desired.set_aside(own([path("10.96.0.9:80", 1)])),
+            !desired.eject(own([path("10.96.0.9:80", 1)])),
             "no Service is there"
         );
     }
@@ -231,7 +234,7 @@ mod tests {
             (4, 3, 4),
         ] {
             let mut desired = desired(HealthMode::On, backends, None);
-            desired.set_aside(own((1..=silent).map(|nth| path("10.96.0.1:80", nth))));
+            desired.eject(own((1..=silent).map(|nth| path("10.96.0.1:80", nth))));
             desired.sync();
             let (served, fails_over) = served(&desired);
             assert_eq!(
@@ -257,7 +260,7 @@ mod tests {
                 (failed + 1..=failed + of_node)
                     .map(|nth| (path("10.96.0.1:80", nth), Evidence::Node)),
             );
-            desired.set_aside(silent);
+            desired.eject(silent);
             desired.sync();
             assert_eq!(
                 served(&desired).0.len(),
@@ -287,8 +290,8 @@ mod tests {
             .for_each(|input| desired.apply(input));
         let here = path("10.96.0.1:80", 1);
         let elsewhere = path("10.96.0.1:80", 2);
-        for (silent, aside) in [(here, None), (elsewhere, Some(elsewhere))] {
-            desired.set_aside(own([silent]));
+        for (silent, ejected) in [(here, None), (elsewhere, Some(elsewhere))] {
+            desired.eject(own([silent]));
             desired.sync();
             let served = served(&desired).0;
             assert_eq!(
@@ -296,7 +299,7 @@ mod tests {
                 3,
                 "two of the cluster and one of the node: {served:?}"
             );
-            assert_eq!(desired.aside().next(), aside.as_ref());
+            assert_eq!(desired.ejected().next(), ejected.as_ref());
         }
     }
 
@@ -304,7 +307,7 @@ mod tests {
     fn annotation_goes_before_the_node() {
         let left = |mode, annotation| {
             let mut desired = desired(mode, 2, annotation);
-            desired.set_aside(own([path("10.96.0.1:80", 1)]));
+            desired.eject(own([path("10.96.0.1:80", 1)]));
             desired.sync();
             let skipped: Vec<_> = desired.skipped().map(ToString::to_string).collect();
             (served(&desired).0.len(), skipped)

@@ -12,7 +12,7 @@ use crate::addr::Addr;
 /// packet needs a look-up), 16 bits for the term.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Judged(u64);
+pub struct CachedRoute(u64);
 
 /// A second of an epoch. The agent starts a new epoch when a route, a neighbour or a device
 /// changes.
@@ -37,7 +37,7 @@ const TERM: u32 = 48;
 /// The bits outside the exit.
 const SENDER: u64 = !((IFINDEX_END as u64 - 1) << EXIT);
 
-impl Judged {
+impl CachedRoute {
     /// No device.
     pub const NONE: Self = Self(0);
 
@@ -83,23 +83,23 @@ impl Judged {
 impl<A: Addr> Flow<A> {
     /// Stores a decision in an entry that is about to be created.
     #[inline(always)]
-    pub const fn set_judged(&mut self, judged: Judged) {
+    pub const fn set_cached_route(&mut self, cached_route: CachedRoute) {
         [
             self.client.spare,
             self.frontend.spare,
             self.backend.spare,
             self.source.spare,
-        ] = judged.spares();
+        ] = cached_route.spares();
     }
 
     /// Returns the decision about this entry's packets.
     #[inline(always)]
-    pub const fn judged(&self) -> Judged {
+    pub const fn cached_route(&self) -> CachedRoute {
         let client = self.client.spare as u64;
         let frontend = self.frontend.spare as u64;
         let backend = self.backend.spare as u64;
         let source = self.source.spare as u64;
-        Judged(client | frontend << 16 | backend << 32 | source << TERM)
+        CachedRoute(client | frontend << 16 | backend << 32 | source << TERM)
     }
 }
 
@@ -114,25 +114,35 @@ mod tests {
     fn flow_keeps_judgement_in_its_spare_bytes() {
         let at = SockAddr::new(Addr4::from(Ipv4Addr::new(10, 244, 1, 2)), Port::new(80));
         for (ifindex, exit) in [(7, 9), (0x12_3456, 0xab_cdef), (0xff_ffff, 0)] {
-            let judged = Judged::new(ifindex, exit, Term::new(3, 65_535));
+            let cached_route = CachedRoute::new(ifindex, exit, Term::new(3, 65_535));
             let mut flow = Flow::new(at, at, at, at, 0, 1);
             [
                 flow.client.spare,
                 flow.frontend.spare,
                 flow.backend.spare,
                 flow.source.spare,
-            ] = judged.spares();
-            assert_eq!((flow.judged(), flow.judged().exit()), (judged, exit));
-            assert!(flow.judged().holds(ifindex, Term::new(2, 0)));
-            assert!(!flow.judged().holds(ifindex, Term::new(3, 0)));
-            assert!(!flow.judged().holds(ifindex ^ 1 << 23, Term::new(2, 0)));
+            ] = cached_route.spares();
+            assert_eq!(
+                (flow.cached_route(), flow.cached_route().exit()),
+                (cached_route, exit)
+            );
+            assert!(flow.cached_route().holds(ifindex, Term::new(2, 0)));
+            assert!(!flow.cached_route().holds(ifindex, Term::new(3, 0)));
+            assert!(
+                !flow
+                    .cached_route()
+                    .holds(ifindex ^ 1 << 23, Term::new(2, 0))
+            );
         }
     }
 
     #[test]
     fn large_interface_index_is_not_kept() {
         let term = Term::new(1, 0);
-        assert_eq!(Judged::new(1 << 24, 9, term), Judged::NONE);
-        assert_eq!(Judged::new(7, 1 << 24, term), Judged::new(7, 0, term));
+        assert_eq!(CachedRoute::new(1 << 24, 9, term), CachedRoute::NONE);
+        assert_eq!(
+            CachedRoute::new(7, 1 << 24, term),
+            CachedRoute::new(7, 0, term)
+        );
     }
 }

@@ -17,10 +17,11 @@ use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::OwnAddr;
 use proxy_common::flow::{
-    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST, Seen, Told,
+    CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Hook, Kind, SOURCE_PORT_FIRST, Seen,
+    Signals,
 };
+use proxy_common::foreign_nat::{self, ForeignNat};
 use proxy_common::frontend::FrontendKey;
-use proxy_common::guest::{self, Guest};
 
 use crate::clock::now_secs;
 use crate::flow::close;
@@ -35,14 +36,14 @@ use crate::setting::timeouts;
 /// Returns true if a packet with this source, which tells that much of its connection, is one of
 /// theirs that counts.
 #[inline(always)]
-pub fn counts<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
+pub fn counts<A: Net>(src: &SockAddr<A>, proto: Proto, signals: Signals) -> bool {
     // A copy, for the kernel reads it in memory: the caller has the source in registers.
     let addr = src.addr;
     if proto == Proto::UDP {
         return maps::own_addr(&addr)
-            .is_some_and(|own| may_be(src, proto, told) || is_frontend(addr, src.port, own));
+            .is_some_and(|own| may_be(src, proto, signals) || is_frontend(addr, src.port, own));
     }
-    may_be(src, proto, told) && maps::own_addr(&addr).is_some()
+    may_be(src, proto, signals) && maps::own_addr(&addr).is_some()
 }
 
 /// Returns true if datagrams to this port of the node's address open flows.
@@ -57,21 +58,21 @@ fn is_frontend<A: Net>(addr: A, port: Port, own: OwnAddr) -> bool {
 #[inline(never)]
 pub fn is_answer<A: Net>(packet: &Packet<A>) -> bool {
     packet.proto == Proto::UDP
-        && maps::guest(&packet.flow_key(Hook::INGRESS)).is_there(about_now_secs())
+        && maps::foreign_nat(&packet.flow_key(Hook::INGRESS)).is_there(about_now_secs())
 }
 
 /// Returns true if a packet with this source, which tells that much of its connection, may be one
 /// of theirs that counts.
 #[inline(always)]
-fn may_be<A: Net>(src: &SockAddr<A>, proto: Proto, told: Told) -> bool {
+fn may_be<A: Net>(src: &SockAddr<A>, proto: Proto, signals: Signals) -> bool {
     let port = src.port.get();
-    port >= SOURCE_PORT_FIRST || is_low(port) && is_known_by(proto, told)
+    port >= SOURCE_PORT_FIRST || is_low(port) && is_known_by(proto, signals)
 }
 
 /// Returns true if a packet is one that a connection with a port of the lower range is known by.
 #[inline(always)]
-pub fn is_known_by(proto: Proto, told: Told) -> bool {
-    proto != Proto::TCP || told != Told::PACKET
+pub fn is_known_by(proto: Proto, signals: Signals) -> bool {
+    proto != Proto::TCP || signals != Signals::PACKET
 }
 
 /// Returns true for a port of the lower range.
@@ -108,25 +109,25 @@ pub fn learn<A: Net>(scratch: &mut Scratch<A>) {
 /// known.
 #[inline(never)]
 fn remember<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> bool {
-    if !counts(&packet.src, packet.proto, packet.told()) {
+    if !counts(&packet.src, packet.proto, packet.signals()) {
         return false;
     }
     let key = FlowKey::new(Hook::INGRESS, packet.proto, packet.dst, packet.src);
     let now_secs = about_now_secs();
-    let before = maps::guest(&key);
-    let told = told(packet, is_seen_alone);
-    let guest = Guest::after(before, told, packet.proto, now_secs);
+    let before = maps::foreign_nat(&key);
+    let signals = signals(packet, is_seen_alone);
+    let foreign_nat = ForeignNat::after(before, signals, packet.proto, now_secs);
     // A server's answer in the lower range is the end of no connection that counts.
-    let is_new = before != Guest::NONE || packet.opens() || !told.is_seen_alone;
-    if is_new && guest.differs_from(&before) {
-        maps::set_guest(&key, &guest);
+    let is_new = before != ForeignNat::NONE || packet.opens() || !signals.is_seen_alone;
+    if is_new && foreign_nat.differs_from(&before) {
+        maps::set_foreign_nat(&key, &foreign_nat);
     }
     packet.opens() && (packet.proto != Proto::UDP || !before.is_there(now_secs))
 }
 
 #[inline(never)]
 fn forget<A: Net>(packet: &Packet<A>) {
-    maps::remove_guest(&FlowKey::new(
+    maps::remove_foreign_nat(&FlowKey::new(
         Hook::INGRESS,
         packet.proto,
         packet.dst,
@@ -135,8 +136,8 @@ fn forget<A: Net>(packet: &Packet<A>) {
 }
 
 #[inline(always)]
-fn told<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> guest::Packet {
-    guest::Packet {
+fn signals<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> foreign_nat::Packet {
+    foreign_nat::Packet {
         opens: packet.opens() && packet.proto != Proto::UDP,
         ends: packet.seen().has(Seen::FIN),
         resets: packet.resets(),

@@ -7,7 +7,7 @@ use testbed::reference::place::Family;
 
 use super::flow::{Flow, Leg, Table};
 use super::wire::{self, Ip, Part, TCP};
-use super::{Model, Packet, Sent, is_forged};
+use super::{Model, Packet, Sent, is_spoofed};
 
 impl Model {
     /// Tells if a packet without a flow may be dropped because it could end a flow in conntrack's
@@ -28,7 +28,7 @@ impl Model {
         packet.proto == TCP
             && is_end
             && is_of_answered
-            && is_forged(sent.at, packet.proto, src, dst)
+            && is_spoofed(sent.at, packet.proto, src, dst)
     }
 
     /// Tells if a packet, whose headers cannot be followed, may be dropped because it could hide an
@@ -38,14 +38,14 @@ impl Model {
             return false;
         };
         let at = |addr| SocketAddr::new(addr, 0);
-        family == Family::V6 && self.fast.is_on() && is_forged(sent.at, TCP, at(src), at(dst))
+        family == Family::V6 && self.fast.is_on() && is_spoofed(sent.at, TCP, at(src), at(dst))
     }
 
     /// Tells if a fragment, of whose transport header a part is there, could be joined to such a
     /// packet.
     pub(super) fn is_blind_stub(&self, sent: &Sent, ip: &Ip) -> bool {
         let [src, dst] = [ip.src, ip.dst].map(|ip| SocketAddr::new(ip, 0));
-        ip.proto == TCP && self.fast.is_on() && is_forged(sent.at, TCP, src, dst)
+        ip.proto == TCP && self.fast.is_on() && is_spoofed(sent.at, TCP, src, dst)
     }
 
     pub(super) fn is_answered(&self, flow: &Flow) -> bool {

@@ -12,7 +12,7 @@ use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, is_for_asker};
 use super::opener::{is_bare, is_between, is_unchanged};
 use super::{END, Forward, term};
 use crate::maps;
-use crate::net::{At, is_forged};
+use crate::net::{At, is_spoofed};
 use crate::packet::Packet;
 use crate::skb::Skb;
 
@@ -65,7 +65,7 @@ pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     let sender = if flow.is_far() { 0 } else { Device::POD };
     let may_skip = || may_skip(skb, proto, flow, sender);
     if flow.last_secs >= now_secs {
-        return flow.judged().holds(skb.ifindex(), term()) && may_skip();
+        return flow.cached_route().holds(skb.ifindex(), term()) && may_skip();
     }
     if !may_skip() {
         return false;
@@ -76,15 +76,15 @@ pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     let key = A::any_key(&flow.opener_key(proto));
     let seen = undnat.read(|flow| flow.tx);
     if flow.idle_secs(now_secs) >= FORGOTTEN_SECS {
-        undnat.set_tx(seen.without(Seen::TOLERATED));
+        undnat.set_tx(seen.without(Seen::MADE_LIBERAL));
         return false;
     }
-    let asked = maps::tolerated_since(&key);
+    let asked = maps::liberal_since(&key);
     let is_answered =
         seen.has(Seen::OFFERED) && asked.is_some_and(|secs| is_for_asker(secs, now_secs));
-    if asked.is_some() && seen.has(Seen::TOLERATED) || is_answered {
-        if !seen.has(Seen::TOLERATED) {
-            undnat.set_tx(seen.with(Seen::TOLERATED));
+    if asked.is_some() && seen.has(Seen::MADE_LIBERAL) || is_answered {
+        if !seen.has(Seen::MADE_LIBERAL) {
+            undnat.set_tx(seen.with(Seen::MADE_LIBERAL));
         }
         return true;
     }
@@ -99,19 +99,19 @@ pub fn goes_there<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
 /// before the packet.
 #[inline(never)]
 pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
-    if !flow.tx.has(Seen::TOLERATED) || !may_skip(skb, proto, flow, Device::POD) {
+    if !flow.tx.has(Seen::MADE_LIBERAL) || !may_skip(skb, proto, flow, Device::POD) {
         return false;
     }
     if flow.last_secs >= maps::about_now_secs() {
-        return flow.judged().holds(skb.ifindex(), term());
+        return flow.cached_route().holds(skb.ifindex(), term());
     }
     if flow.idle_secs(maps::about_now_secs()) >= FORGOTTEN_SECS {
         if let Some(undnat) = maps::undnat(flow, proto) {
-            undnat.set_tx(flow.tx.without(Seen::TOLERATED));
+            undnat.set_tx(flow.tx.without(Seen::MADE_LIBERAL));
         }
         return false;
     }
-    maps::tolerated_since(&A::any_key(&flow.opener_key(proto))).is_some()
+    maps::liberal_since(&A::any_key(&flow.opener_key(proto))).is_some()
 }
 
 /// Returns true if a packet that no flow begins with could end a connection in conntrack's eyes,
@@ -119,10 +119,10 @@ pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
 /// `is_of_liberal`: it looks like one of a backend, in a flow with which conntrack may be liberal.
 #[inline(never)]
 pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>, is_of_liberal: bool) -> bool {
-    let told = packet.told();
-    let is_end = told.seen().has(END)
-        || told.opens_connection()
-        || told.answers_opener()
+    let signals = packet.signals();
+    let is_end = signals.seen().has(END)
+        || signals.opens_connection()
+        || signals.answers_opener()
         || packet.is_fragment();
     if packet.proto != Proto::TCP || !is_end {
         return false;
@@ -130,7 +130,7 @@ pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>, is_of_liberal: bool) -
     let of_client = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
     let is_of_client = || maps::live_flow(&of_client).is_some_and(|entry| entry.read(is_liberal));
     (is_of_liberal || is_of_client())
-        && is_forged(skb, At::Here, &packet.src.addr, &packet.dst.addr)
+        && is_spoofed(skb, At::Here, &packet.src.addr, &packet.dst.addr)
 }
 
 /// Returns true for the reply's entry of a flow with which conntrack may be liberal.

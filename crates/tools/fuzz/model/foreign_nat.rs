@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use proxy_common::addr::Proto;
 use proxy_common::counter::Event;
-use proxy_common::guest::{self, Guest};
+use proxy_common::foreign_nat::{self, ForeignNat};
 use testbed::reference::{model as reference, place};
 
 use super::flow::{Leg, Table};
@@ -13,7 +13,7 @@ use super::{At, Got, Model, Packet, Sent, TRANSLATED, open};
 
 impl Model {
     /// The flow with which a packet leaves that belongs to none: another flow has its tuple.
-    pub(super) fn meet_guest(
+    pub(super) fn meet_foreign_nat(
         &mut self,
         sent: &Sent,
         got: &Got,
@@ -22,31 +22,31 @@ impl Model {
         chosen: Chosen<'_>,
     ) -> Result<Option<u64>> {
         let (src, dst) = packet.peers();
-        if sent.mark & TRANSLATED != 0 || self.remember_guest(packet, now_secs, false).is_none() {
+        if sent.mark & TRANSLATED != 0 || self.note_foreign_nat(packet, now_secs, false).is_none() {
             return Ok(None);
         }
         let mut flow = self.blank(sent, packet, now_secs);
-        flow.is_guest = true;
+        flow.is_foreign_nat = true;
         let (backend, source) = self.observe(sent, got, packet, chosen)?;
         ensure!(
             backend == dst,
             "another program's connection was led to {backend}"
         );
         self.take_port(&mut flow, src.ip(), source.port(), false)?;
-        self.guests.remove(&(packet.proto, dst, src));
+        self.foreign_nat.remove(&(packet.proto, dst, src));
         *self.counts.events.entry(Event::PortMoved).or_default() += 1;
         Ok(Some(self.insert(flow)))
     }
 
     /// A packet to a backend that netfilter has masqueraded: a flow that has its tuple makes way if
     /// it is silent.
-    pub(super) fn learn_guest(
+    pub(super) fn learn_foreign_nat(
         &mut self,
         packet: &Packet,
         now_secs: u32,
         chosen: Chosen<'_>,
     ) -> Result<()> {
-        let Some(id) = self.remember_guest(packet, now_secs, true) else {
+        let Some(id) = self.note_foreign_nat(packet, now_secs, true) else {
             return Ok(());
         };
         let flow = &self.flows[&id];
@@ -69,33 +69,34 @@ impl Model {
 
     /// Remembers another program's connection. Returns the flow that has its tuple, if the packet
     /// opens it.
-    fn remember_guest(
+    fn note_foreign_nat(
         &mut self,
         packet: &Packet,
         now_secs: u32,
         is_masqueraded: bool,
     ) -> Option<u64> {
         let (src, dst) = packet.peers();
-        if !place::is_own(src.ip()) || !packet.may_be_guests() && !self.leaves_from_frontend(packet)
+        if !place::is_own(src.ip())
+            || !packet.may_be_foreign_nat() && !self.leaves_from_frontend(packet)
         {
             return None;
         }
         let opens = packet.says(|transport| transport.opens);
         let is_seen_alone =
             packet.proto == TCP && (is_masqueraded || CLIENT_PORTS.contains(&src.port()));
-        let told = guest::Packet {
+        let signals = foreign_nat::Packet {
             opens: opens && packet.proto != UDP,
             ends: packet.says(|transport| transport.ends),
             resets: packet.says(|transport| transport.resets),
             is_seen_alone,
         };
         let known = self
-            .guests
+            .foreign_nat
             .entry((packet.proto, dst, src))
-            .or_insert(Guest::NONE);
+            .or_insert(ForeignNat::NONE);
         let before = *known;
-        let after = Guest::after(before, told, Proto(packet.proto), now_secs);
-        let is_anothers = before != Guest::NONE || opens || !is_seen_alone;
+        let after = ForeignNat::after(before, signals, Proto(packet.proto), now_secs);
+        let is_anothers = before != ForeignNat::NONE || opens || !is_seen_alone;
         if is_anothers && after.differs_from(&before) {
             *known = after;
         }
@@ -126,19 +127,19 @@ impl Model {
     }
 
     /// Does a datagram answer another program's that has left?
-    pub(super) fn is_answer_to_guest(&self, packet: &Packet, now_secs: u32) -> bool {
+    pub(super) fn answers_foreign_nat(&self, packet: &Packet, now_secs: u32) -> bool {
         let (src, dst) = packet.peers();
         packet.proto == UDP
             && self
-                .guests
+                .foreign_nat
                 .get(&(UDP, src, dst))
-                .is_some_and(|guest| guest.is_there(now_secs))
+                .is_some_and(|foreign_nat| foreign_nat.is_there(now_secs))
     }
 }
 
 impl Packet {
     /// May it have a port that counts?
-    fn may_be_guests(&self) -> bool {
+    fn may_be_foreign_nat(&self) -> bool {
         let port = self.peers().0.port();
         port >= SOURCE_PORT_FIRST || CLIENT_PORTS.contains(&port) && self.shows_port()
     }

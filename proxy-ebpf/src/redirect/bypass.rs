@@ -15,15 +15,15 @@ use crate::skb::Skb;
 /// handshake. Of a whole flow it skips the stack where that flow could be opened now.
 #[inline(always)]
 fn is_like_opener<A: Net>(packet: &Packet<A>) -> bool {
-    let told = packet.told();
-    packet.proto != Proto::TCP || told.opens_connection() || told.answers_opener()
+    let signals = packet.signals();
+    packet.proto != Proto::TCP || signals.opens_connection() || signals.answers_opener()
 }
 
 /// Returns true if a packet of this flow belongs to one that was opened past the stack, and goes on
 /// past it, whichever way it takes.
 #[inline(always)]
-pub fn is_whole<A: Forward>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> bool {
-    if !flow.rx.has(Seen::WHOLE) {
+pub fn is_bypass<A: Forward>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> bool {
+    if !flow.rx.has(Seen::BYPASS) {
         return false;
     }
     // Device and networks were asked when the flow was opened, in this term.
@@ -45,7 +45,7 @@ pub fn is_whole<A: Forward>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> boo
 fn is_first_answer<A: Forward>(skb: Skb, flow: &Flow<A>) -> bool {
     flow.kind == Kind::UNDNAT
         && !flow.rx.has(Seen::PACKET)
-        && flow.judged().holds(skb.ifindex(), term())
+        && flow.cached_route().holds(skb.ifindex(), term())
 }
 
 /// Returns true if a packet of a whole flow may take the way that was found; `is_far` if the flow
@@ -66,7 +66,7 @@ fn may_take<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> bool
 /// of flow it was before the call that found the way.
 #[inline(always)]
 pub fn may_leave<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) -> bool {
-    if route.is_of_whole() {
+    if route.is_of_bypass() {
         return may_take(packet, route, is_far);
     }
     is_on_for_all() || route.is_for_openers(is_far)
@@ -76,5 +76,5 @@ pub fn may_leave<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) ->
 /// connection that was opened past the stack for one of a whole flow.
 #[inline(always)]
 pub fn may_be_quick<A: Net>(packet: &Packet<A>, flow: &Flow<A>, route: &FibResult) -> bool {
-    packet.proto != Proto::TCP || !flow.rx.has(Seen::WHOLE) || route.is_of_whole()
+    packet.proto != Proto::TCP || !flow.rx.has(Seen::BYPASS) || route.is_of_bypass()
 }

@@ -4,7 +4,7 @@
 //! `flow.rs` does the same with these packets, and more with all others.
 
 use proxy_common::addr::{Addr, Proto};
-use proxy_common::flow::{Acked, Ahead, Flow, Proof, Seen, Told, is_recent};
+use proxy_common::flow::{Acked, Ahead, Flow, Proof, Seen, Signals, is_recent};
 use proxy_common::share::Register;
 
 use crate::established::Head;
@@ -21,16 +21,22 @@ pub fn may_be_taken<A: Addr>(head: &Head<A>) -> bool {
 /// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the
 /// flow is as it was then.
 #[inline(never)]
-pub fn take<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32, is_there: bool) -> bool {
+pub fn take<A: Net>(
+    entry: &Entry<A>,
+    signals: Signals,
+    seq: u32,
+    acked: u32,
+    is_original: bool,
+) -> bool {
     // One branch for each direction: see "Do not" in the README.
-    if is_there {
-        let is_taken = settles(entry, there(entry, told, seq, acked));
+    if is_original {
+        let is_taken = settles(entry, original(entry, signals, seq, acked));
         if is_taken {
-            entry.set_tx(after_there(entry.read(|flow| flow.tx), told));
+            entry.set_tx(after_there(entry.read(|flow| flow.tx), signals));
         }
         return is_taken;
     }
-    settles(entry, back(entry, told, seq, acked))
+    settles(entry, reply(entry, signals, seq, acked))
 }
 
 /// Changes the share of a flow's holder by what was looked at. Returns false if the slow path has
@@ -59,35 +65,35 @@ impl Taken {
 /// Looks at a packet towards the backend. Its step is left to the caller, because the client may
 /// have used up its share.
 #[inline(never)]
-fn there<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
+fn original<A: Net>(entry: &Entry<A>, signals: Signals, seq: u32, acked: u32) -> Taken {
     let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
     let is_of_numbers = entry.read(|flow| flow.has(Flow::<A>::NUMBERED));
     if !is_of_numbers || tx.with(rx).has(Seen::RST) || !rx.has(Seen::PACKET) {
         return Taken::LEFT;
     }
     if tx.has(Seen::ASSURED) {
-        if told.ends(tx) && !is_likely_end(entry, seq) {
+        if signals.ends(tx) && !is_likely_end(entry, seq) {
             return Taken::LEFT;
         }
     } else {
         // The slow path asks for the service of a client from afar that has shown itself.
         let is_shown = Proof(entry.read(|flow| flow.generation)).is_met(Acked(acked));
-        if !is_shown || told.is_goodbye() || entry.read(Flow::is_far) {
+        if !is_shown || signals.is_goodbye() || entry.read(Flow::is_far) {
             return Taken::LEFT;
         }
     }
-    change(entry, (tx, rx), (after_there(tx, told), rx))
+    change(entry, (tx, rx), (after_there(tx, signals), rx))
 }
 
 /// Returns what the client has shown with a packet whose news [`there`] has looked at.
 #[inline(always)]
-fn after_there(tx: Seen, told: Told) -> Seen {
-    tx.with(told.seen()).with(Seen::ASSURED)
+fn after_there(tx: Seen, signals: Signals) -> Seen {
+    tx.with(signals.seen()).with(Seen::ASSURED)
 }
 
 /// Applies the step of a packet from the backend.
 #[inline(never)]
-fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
+fn reply<A: Net>(entry: &Entry<A>, signals: Signals, seq: u32, acked: u32) -> Taken {
     let (rx, of_client) = entry.read(|flow| (flow.rx, flow.generation));
     // Before the opener tells whether a SYN has come since, which takes this second away.
     let now_secs = now_secs(entry);
@@ -104,7 +110,7 @@ fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
     {
         return Taken::LEFT;
     }
-    if told.ends(rx) && tx.has(Seen::ASSURED) {
+    if signals.ends(rx) && tx.has(Seen::ASSURED) {
         let is_recent = is_recent(opener.read(|flow| flow.idle_secs(now_secs)));
         let ahead = if is_recent {
             Ahead::GOODBYE
@@ -120,7 +126,7 @@ fn back<A: Net>(entry: &Entry<A>, told: Told, seq: u32, acked: u32) -> Taken {
     } else {
         Seen::ADVANCED
     };
-    let seen = rx.with(told.seen()).with(advanced);
+    let seen = rx.with(signals.seen()).with(advanced);
     let change = change(&opener, (tx, before), (tx, seen));
     if change != Taken::LEFT {
         entry.set_rx(seen);
