@@ -1,4 +1,4 @@
-//! `kpx cleanup` after a kpx that was killed, and after a kube-proxy.
+//! `kpx cleanup` after a killed kpx, and after kube-proxy.
 
 use std::fs::{self, Permissions};
 use std::io::{Read as _, Write as _};
@@ -34,7 +34,7 @@ fn run_words(ns: &NetNs, program: &str, arguments: &[&str]) -> Result<String> {
 #[test]
 fn cleanup_removes_the_remains_of_a_killed_kpx() -> Result<()> {
     let mut node = Node::start("killed", "--attach clsact")?;
-    // Somebody else's filter beside ours keeps the qdisc.
+    // A foreign filter keeps the qdisc.
     let filter = "filter add dev wire ingress prio 7 protocol all bpf da bytecode";
     let words: Vec<_> = filter.split(' ').chain(["1,6 0 0 4294967295,"]).collect();
     run_words(node.ns(), "tc", &words)?;
@@ -161,13 +161,14 @@ fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
     Ok(())
 }
 
-/// Checks this with and without an agent: kpx's programs serve either way.
+/// The agent is optional: the pinned programs serve without it.
 #[test]
 fn kube_proxys_rules_go_while_kpxs_programs_serve() -> Result<()> {
     for how in ["tcx", "clsact"] {
         let mut node = Node::start(&format!("serves-{how}"), &format!("--attach {how}"))?;
         run(node.ns(), "nft", "add table ip kube-proxy")?;
-        // The run directory is not that agent's, as on a node where it is a container's.
+        // The cleanup uses another run directory than the agent, as on a node whose agent is in a
+        // container.
         let output = kpx(node.ns(), "cleanup --kube-proxy")?;
         ensure!(output.status.success(), "{how}: {output:?}");
         run(node.ns(), "nft", "add table ip kube-proxy")?;
@@ -211,7 +212,7 @@ fn cleanup_keeps_sysctls_of_kube_proxy() -> Result<()> {
             .trim()
             == "3600"
     );
-    // kube-proxy does not want that value.
+    // kube-proxy does not set this value.
     ensure!(
         said.contains(&format!(
             "removed the value 7200 of sysctl net/{key}_established"
@@ -227,7 +228,7 @@ fn cleanup_keeps_sysctls_of_kube_proxy() -> Result<()> {
     Ok(())
 }
 
-/// Its own configuration says what it wants.
+/// The cleanup takes the sysctl values from kube-proxy's own configuration.
 #[test]
 fn cleanup_keeps_sysctls_of_a_running_kube_proxy() -> Result<()> {
     let mut node = Node::start(
@@ -243,7 +244,7 @@ fn cleanup_keeps_sysctls_of_a_running_kube_proxy() -> Result<()> {
             "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}\n"
         ),
     )?;
-    // A process of that name, which lives until its input ends.
+    // A process with kube-proxy's name, which lives until its input ends.
     let program = dir.path().join("kube-proxy");
     fs::write(&program, "#!/bin/sh\nread -r line\n")?;
     fs::set_permissions(&program, Permissions::from_mode(0o755))?;
@@ -274,7 +275,7 @@ fn cleanup_keeps_sysctls_of_a_running_kube_proxy() -> Result<()> {
     Ok(())
 }
 
-/// Ends kpx as a crash does, and returns the words of the cleanup.
+/// Kills kpx, and returns the output of `kpx cleanup`.
 fn killed_and_cleaned(node: &mut Node, flags: &str) -> Result<String> {
     node.kill()?;
     let cleanup = format!(
@@ -330,7 +331,7 @@ fn a_drain_removes_what_kept_connections_or_names_it() -> Result<()> {
     Ok(())
 }
 
-/// kpx's image has no tool for rules.
+/// kpx's image contains no nft or iptables.
 #[test]
 fn table_that_keeps_connections_needs_no_tool() -> Result<()> {
     let mut node = Node::start("toolless", "")?;
@@ -372,7 +373,7 @@ fn table_that_keeps_connections_needs_no_tool() -> Result<()> {
     Ok(())
 }
 
-/// A cluster that goes back to kpx while its nodes are on the way back to kube-proxy.
+/// The operator returns to kpx while nodes still drain to kube-proxy.
 #[test]
 fn a_kpx_that_starts_while_another_drains_serves_at_once() -> Result<()> {
     let mut node = Node::start("again", "--socket-lb off")?;
@@ -394,7 +395,7 @@ fn a_kpx_that_starts_while_another_drains_serves_at_once() -> Result<()> {
                     fs::read_to_string(&log)?.contains("draining: 1 flows are open"),
                 )
             };
-            // The kernel has to let go of the dead process's lock first.
+            // The kernel releases the lock of the dead process first.
             let mut child = node.ns().spawn(command.stderr(fs::File::create(&log)?))?;
             wait_until(DEADLINE, "it drains, or ends", || {
                 Ok(drains()? || child.try_wait()?.is_some())

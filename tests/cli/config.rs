@@ -1,4 +1,4 @@
-//! kube-proxy's command line and configuration file start kpx, and the file rules it.
+//! kpx accepts kube-proxy's command line and configuration file.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use testbed::agent::{Agent, DEADLINE, binary, wait_until};
 use testbed::netns::NetNs;
 
-/// The line about the default that a file without a mode will get.
+/// The log line about the future default of a file without a mode.
 const DEFAULT_MODE: &str = "default changes to nftables in Kubernetes 1.40: set one";
 
 #[test]
@@ -72,7 +72,7 @@ fn kube_proxys_file_rules_a_renamed_kpx_until_it_changes() -> Result<()> {
         agent.log()
     );
 
-    // A ConfigMap that is mounted again with the same content is no change.
+    // The kubelet mounts the ConfigMap again with the same content.
     fixture.replace_config(|text| text.to_owned())?;
     fixture.put_service("more", "10.96.0.11")?;
     wait(&agent, |status| status.tables["IPv4"].services == 2)?;
@@ -110,7 +110,8 @@ fn changes_wait_for_the_least_period() -> Result<()> {
         .last_sync
         .context("a sync")?
         .duration_since(first);
-    // It counts from where a pass begins, and a sync is told when it ends: the first takes longest.
+    // The interval runs from the start of a pass, the log line from its end; the first pass is the
+    // longest.
     ensure!(apart.as_millis() >= 1_500, "{apart:?}");
     Ok(())
 }
@@ -224,7 +225,7 @@ fn init_only_does_what_needs_privileges() -> Result<()> {
     Ok(())
 }
 
-/// A node, and what a DaemonSet would mount for kube-proxy.
+/// A node, and the files that a DaemonSet mounts for kube-proxy.
 struct Fixture {
     node: NetNs,
     dir: TempDir,
@@ -274,7 +275,7 @@ impl Fixture {
         )?)
     }
 
-    /// Returns the command that a manifest of kube-proxy starts.
+    /// Returns the command of kube-proxy's manifest.
     fn command(&self, flags: &str) -> Command {
         let mut command = Command::new(self.dir.path().join("kube-proxy"));
         command.arg0("/usr/local/bin/kube-proxy");
@@ -303,7 +304,7 @@ impl Fixture {
     }
 }
 
-/// Waits until kpx answers, and its status is as it should be.
+/// Waits until kpx reports a status for which `holds` returns true.
 fn wait(kpx: &Agent, holds: impl Fn(&Status) -> bool) -> Result<()> {
     wait_until(DEADLINE, "the status is as it should be", || {
         Ok(kpx.typed_status().is_ok_and(|status| holds(&status)))
@@ -311,7 +312,7 @@ fn wait(kpx: &Agent, holds: impl Fn(&Status) -> bool) -> Result<()> {
     .with_context(|| kpx.log())
 }
 
-/// Returns the field of the first line of the log that has it. All lines are JSON.
+/// Returns a field of the first log line that has it. Every line must be JSON.
 fn logged(kpx: &Agent, field: &str) -> Option<String> {
     let log = kpx.log();
     let lines = log

@@ -1,4 +1,4 @@
-//! `docs/cli.md` is made of what the commands really print; it is compared with them.
+//! Compares `docs/cli.md` with the output of the commands.
 
 use std::fmt::Write as _;
 use std::net::TcpStream;
@@ -11,8 +11,7 @@ use testbed::agent::{DEADLINE, kpx, wait_until};
 use crate::node::{Node, namespace};
 use crate::schema::schema;
 
-/// A section: its heading, what there is to say, what is run, and whether its data has a form to
-/// keep.
+/// A section: heading, introduction, commands, and true if the form of its data is checked.
 struct Section {
     heading: &'static str,
     about: &'static str,
@@ -27,7 +26,7 @@ fn the_document_shows_what_the_commands_print() -> Result<()> {
     let refused = node.ns().run(|| TcpStream::connect("10.96.0.11:80"));
     ensure!(refused.is_err(), "web-old has no endpoints");
     let _connection = node.connect()?;
-    // FLOWS shows what the last sweep has counted, in each of the lists.
+    // `kpx flows` shows the counts of the last sweep.
     let is_counted = || {
         let is_of_backend = node
             .text("backends --no-headers")?
@@ -65,8 +64,7 @@ fn the_document_shows_what_the_commands_print() -> Result<()> {
     Ok(())
 }
 
-/// Returns the findings about this node. Those about the host are left out: they differ from
-/// machine to machine.
+/// Returns the findings about this node. Findings about the host differ from machine to machine.
 fn check() -> Result<String> {
     let ns = namespace("check")?;
     ns.ip("link add kube-ipvs0 type bridge")?;
@@ -85,8 +83,7 @@ fn check() -> Result<String> {
     ))
 }
 
-/// Replaces what differs from run to run by `N`, and a port that the kernel or kpx chose by
-/// `:ppppp`.
+/// Replaces variable numbers by `N`, and ports that the kernel or kpx chose by `:ppppp`.
 pub(crate) fn masked(text: &str) -> String {
     let lines = text.lines().map(|line| {
         let mut masked = String::new();

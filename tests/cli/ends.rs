@@ -1,4 +1,4 @@
-//! How commands end: exit codes, a reader that has seen enough, colours.
+//! The end of commands: exit codes, closed pipes, colours.
 
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
@@ -100,7 +100,7 @@ fn a_node_that_forwards_nothing_is_not_fit() -> Result<()> {
 
 #[test]
 fn policies_and_rules_that_packets_pass_by_are_found() -> Result<()> {
-    // The agent looks at its start and once in a sync period.
+    // The agent checks at its start and once per sync period.
     let agent =
         Agent::start_alone(namespace("past")?, &[], "--iptables-sync-period 1s")?.healthy()?;
     let found = |what: &str| -> Result<String> {
@@ -156,7 +156,7 @@ fn a_realtime_kernel_that_may_lack_the_lock_is_refused() -> Result<()> {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_error() -> Result<()> {
+fn closed_pipe_is_success() -> Result<()> {
     let mut command = Command::new(binary()?);
     let mut child = command
         .args(["completions", "bash"])
@@ -172,7 +172,7 @@ fn a_reader_that_has_seen_enough_is_no_error() -> Result<()> {
     Ok(())
 }
 
-/// The full screen moves the cursor all the same, and an empty NO_COLOR is none.
+/// The full screen needs cursor movement in any case, and an empty NO_COLOR counts as unset.
 #[test]
 fn colours_are_for_terminals_without_no_color() -> Result<()> {
     let node = Node::start("colours", "")?;
@@ -197,7 +197,7 @@ fn colours_are_for_terminals_without_no_color() -> Result<()> {
     };
     let kpx = binary()?.display().to_string();
     let run_dir = node.run_dir().display();
-    // The log of a second agent ends with what is wrong.
+    // The last line of a second agent's log names the cause.
     let lines = [
         "status",
         "backends",

@@ -1,4 +1,4 @@
-//! `kpx flows` on a node with many of them.
+//! `kpx flows` on a node with many flows.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -18,7 +18,7 @@ fn at(addr: u32, port: u16) -> SockAddr<Addr4> {
     SockAddr::new(Ipv4Addr::from(addr).into(), Port::new(port))
 }
 
-/// Established, from as many clients, each to web or to kube-dns in turn.
+/// Adds established flows, each from its own client, to web and kube-dns in turn.
 fn fill(status: &Status) -> Result<()> {
     let map = Map::from_map_data(MapData::from_id(status.maps[IPV4.flows])?)?;
     let mut flows: HashMap<_, FlowKey<Addr4>, Flow<Addr4>> = map.try_into()?;
@@ -83,7 +83,7 @@ fn many_flows_are_listed_and_few_of_many_found() -> Result<()> {
         client
     );
     assert_eq!(lines("--backend 10.244.2.10")?.len(), 0);
-    // Each of these would end more than was meant, or nothing.
+    // Each of these flags would end too many flows, or none.
     for flags in [
         "--end",
         "--all",

@@ -1,4 +1,4 @@
-//! A kubeconfig that leads nowhere is named before anything of the host is touched.
+//! kpx reports an unusable kubeconfig before it changes the host.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -94,7 +94,7 @@ fn a_kubeconfig_that_cannot_be_used_is_named_and_nothing_is_touched() -> Result<
     Ok(())
 }
 
-/// Checks a fault that shows only when the API server is asked.
+/// The fault appears at the first request to the API server.
 #[test]
 fn a_source_that_fails_later_names_the_reason() -> Result<()> {
     let ns = namespace("plugin")?;
@@ -112,7 +112,7 @@ fn a_source_that_fails_later_names_the_reason() -> Result<()> {
     Ok(())
 }
 
-/// Under sudo with the user's HOME, root without CAP_DAC_OVERRIDE may not write there.
+/// HOME is a user's under sudo; root without CAP_DAC_OVERRIDE cannot write there.
 #[test]
 fn plugin_with_home_of_another_user_is_named() -> Result<()> {
     let ns = namespace("foreign-home")?;
@@ -205,7 +205,7 @@ fn a_command_for_the_cluster_names_the_server_that_does_not_answer() -> Result<(
 }
 
 #[test]
-fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
+fn check_reports_unusable_kubeconfig() -> Result<()> {
     let ns = namespace("check-kubeconfig")?;
     let dir = TempDir::with_prefix("kpx-cli-")?;
     let path = dir.path().join("config");
@@ -269,7 +269,7 @@ fn check_tells_whether_a_kubeconfig_can_be_used() -> Result<()> {
 }
 
 #[test]
-fn agent_without_first_lists_says_that_it_waits() -> Result<()> {
+fn agent_without_first_lists_reports_waiting() -> Result<()> {
     let ns = namespace("waits")?;
     let dir = TempDir::with_prefix("kpx-cli-")?;
     let path = dir.path().join("config");
@@ -324,7 +324,7 @@ fn agent_without_first_lists_says_that_it_waits() -> Result<()> {
     Ok(())
 }
 
-/// Returns the error of a kpx that does not start.
+/// Returns the error of a kpx that fails to start.
 fn refused(ns: &NetNs, dir: &TempDir, args: &[&str]) -> Result<String> {
     let mut command = Command::new(binary()?);
     command
@@ -347,7 +347,7 @@ fn refused(ns: &NetNs, dir: &TempDir, args: &[&str]) -> Result<String> {
         .collect())
 }
 
-/// Returns the state of a network namespace that a start changes.
+/// Returns the state of a network namespace that a start of kpx changes.
 fn state(ns: &NetNs) -> Result<String> {
     let mut text = ns.exec(Command::new("ip").args(["-brief", "link"]))?;
     text += &ns.exec(Command::new("tc").args(["qdisc", "show"]))?;

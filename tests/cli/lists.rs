@@ -1,5 +1,4 @@
-//! Lists as users of kubectl expect them: in an order, by name, as they change, on a narrow
-//! terminal, for a user who is not root.
+//! Lists in kubectl's style: order, names, watches, narrow terminals, users without root.
 
 use std::collections::HashSet;
 use std::fs::{self, Permissions};
@@ -13,11 +12,11 @@ use testbed::agent::{DEADLINE, binary, wait_until};
 use crate::document::masked;
 use crate::node::{CLUSTER, Node};
 
-/// The group of users that may ask, and a user of no group.
+/// The group that may use the agent's socket, and a group that may not.
 const GROUP: u32 = 4_242;
 const NO_GROUP: u32 = 65_534;
 
-/// Runs kpx as a user who is not root.
+/// Runs kpx as a user without root.
 fn as_user(node: &Node, group: u32, arguments: &str) -> Result<Output> {
     let mut command = Command::new("setpriv");
     command
@@ -33,7 +32,7 @@ fn as_user(node: &Node, group: u32, arguments: &str) -> Result<Output> {
 }
 
 #[test]
-fn group_asks_the_agent_and_no_other_user_does() -> Result<()> {
+fn only_group_members_reach_agent() -> Result<()> {
     let node = Node::start("group", &format!("--socket-group {GROUP}"))?;
     let home = node.run_dir().parent().context("the folder of the test")?;
     fs::set_permissions(home, Permissions::from_mode(0o755))?;
@@ -64,7 +63,7 @@ fn group_asks_the_agent_and_no_other_user_does() -> Result<()> {
 }
 
 #[test]
-fn user_without_rights_is_told_what_takes_root() -> Result<()> {
+fn user_without_root_gets_reason() -> Result<()> {
     let node = Node::start("user", "")?;
     assert_eq!(
         fs::metadata(node.run_dir().join("kpx.sock"))?
@@ -83,10 +82,10 @@ fn user_without_rights_is_told_what_takes_root() -> Result<()> {
         String::from_utf8_lossy(&output.stderr).contains("takes root"),
         "{output:?}"
     );
-    // A folder that this user may not read is no end of the check.
+    // The check goes on past a folder that this user cannot read.
     let closed = tempfile::tempdir()?;
-    // setpriv has its rights until it starts kpx, which may lie in root's home. By its path,
-    // because PATH is kpx's.
+    // setpriv has root's rights until it starts kpx, which may lie in root's home. PATH is kpx's,
+    // so setpriv needs its full path.
     let mut command = Command::new("/usr/bin/setpriv");
     command
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
@@ -151,7 +150,7 @@ fn watch_shows_changes_until_the_reader_goes() -> Result<()> {
 }
 
 #[test]
-fn events_tell_what_the_agent_told_and_follow_it() -> Result<()> {
+fn events_lists_and_follows_reports() -> Result<()> {
     let node = Node::start("events", "")?;
     let told = |arguments: &str| -> Result<Vec<(String, String)>> {
         let text = node.text(&format!("events --no-headers {arguments}"))?;
@@ -194,7 +193,7 @@ fn events_tell_what_the_agent_told_and_follow_it() -> Result<()> {
         "{json}"
     );
 
-    // A slice is its Service's by a label, whatever its name is.
+    // The label of a slice names its Service; the slice's name is arbitrary.
     let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x7, namespace: shop, \
                  labels: {kubernetes.io/service-name: web}, annotations: {kpx.dev/weight: heavy}}\naddressType: IPv4\nendpoints: [{addresses: [10.244.2.7]}]\n\
                  ports: [{name: http, port: 8080}]\n";
@@ -289,7 +288,7 @@ fn lists_have_orders_and_names() -> Result<()> {
     Ok(())
 }
 
-/// The widths of terminals, and the columns of each table there.
+/// Widths of terminals, and the columns of each table at each width.
 const WIDTHS: [usize; 3] = [80, 100, 120];
 const TABLES: [(&str, [&str; 3]); 5] = [
     (
@@ -457,7 +456,7 @@ fn shells_complete_the_names_that_the_agent_knows() -> Result<()> {
             "{script}"
         );
     }
-    // A shell takes the script, and asks kpx by its name.
+    // The shell loads the script and runs kpx by name.
     let folder = binary()?.parent().context("a folder")?.to_owned();
     let line = format!(
         "eval \"$(kpx completions bash)\"; COMP_WORDS=(kpx services --run-dir {} -n sh); COMP_CWORD=5; COMP_TYPE=9; \

@@ -1,5 +1,5 @@
-//! Every command of kpx as an operator meets it. What it prints is compared letter by letter with
-//! docs/cli.md, which is made of it: `UPDATE_EXPECT=1` writes it again.
+//! Every command of kpx, as an operator runs it. docs/cli.md holds the exact output;
+//! `UPDATE_EXPECT=1` writes it again.
 
 mod cleanup;
 mod config;

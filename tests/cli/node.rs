@@ -1,4 +1,4 @@
-//! A node of its own with a kpx, and a small cluster.
+//! A node in its own namespace, with kpx and a small cluster.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use testbed::agent::{Agent, DEADLINE, Source, kpx, run, wait_until};
 use testbed::netns::NetNs;
 
-/// A network namespace with eth0 (192.0.2.1/24) and a default route, that forwards.
+/// Returns a namespace with eth0 (192.0.2.1/24), a default route and forwarding.
 pub(crate) fn namespace(name: &str) -> Result<NetNs> {
     let ns = NetNs::machine_v4(&format!("cli-{name}"))?;
     ns.ip("route add default via 192.0.2.254")?;
@@ -18,7 +18,7 @@ pub(crate) fn namespace(name: &str) -> Result<NetNs> {
     Ok(ns)
 }
 
-/// A node that kpx serves.
+/// A node with a running kpx.
 pub(crate) struct Node {
     agent: Agent<'static>,
 }
@@ -27,7 +27,7 @@ impl Node {
     /// Starts kpx with the cluster's manifests, and waits until it is healthy.
     pub(crate) fn start(name: &str, arguments: &str) -> Result<Self> {
         let typo = "apiVersion: v1\nkind: Service\nmetadata: {nam: typo}\n";
-        // The document shows these sizes, which otherwise depend on the machine.
+        // The document shows these sizes; their defaults depend on the machine.
         let arguments =
             format!("{arguments} --service-table-size 65536 --endpoint-table-size 262144");
         let agent = Agent::start_alone(
@@ -47,7 +47,7 @@ impl Node {
         Ok(Self { agent })
     }
 
-    /// Starts another kpx after the end of the first one, and waits until it is healthy.
+    /// Starts kpx after the end of the previous one, and waits until it is healthy.
     pub(crate) fn again(&self) -> Result<Agent<'_>> {
         let command = run(
             "n1",
@@ -76,19 +76,19 @@ impl Node {
         self.agent.log()
     }
 
-    /// Writes one of the agent's manifests.
+    /// Writes a manifest into the agent's folder.
     pub(crate) fn put(&self, name: &str, manifest: &str) -> Result<()> {
         self.agent.put(name, manifest)
     }
 
-    /// Returns the script that completes kpx's command line in a shell.
+    /// Returns the completion script of kpx for a shell.
     pub(crate) fn script(&self, shell: &str) -> Result<String> {
         Ok(String::from_utf8(
             kpx(self.ns(), &format!("completions {shell}"))?.stdout,
         )?)
     }
 
-    /// Runs a command that asks this node's agent.
+    /// Runs a command of kpx against this node's agent.
     pub(crate) fn kpx(&self, arguments: &str) -> Result<Output> {
         kpx(
             self.ns(),
@@ -96,14 +96,14 @@ impl Node {
         )
     }
 
-    /// Returns the output of a command; its failure is an error.
+    /// Returns the output of a command that must succeed.
     pub(crate) fn text(&self, arguments: &str) -> Result<String> {
         let output = self.kpx(arguments)?;
         ensure!(output.status.success(), "kpx {arguments}: {output:?}");
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// A connection to the cluster's web, held open as long as the result lives.
+    /// Opens a connection to the Service web. Both sockets must live as long as the connection.
     pub(crate) fn connect(&self) -> Result<(TcpStream, TcpStream)> {
         self.ns().run(|| {
             let listener = TcpListener::bind("192.0.2.1:8080")?;
@@ -117,7 +117,7 @@ impl Node {
         })
     }
 
-    /// Ends kpx as a crash does.
+    /// Kills kpx.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.agent.kill()
     }

@@ -1,4 +1,4 @@
-//! The numbers of flows and backends, which are the same in every output.
+//! The numbers of flows and backends, which agree in every output.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -17,7 +17,7 @@ fn sum<'a>(objects: impl IntoIterator<Item = &'a Value>, pointer: &str) -> u64 {
         .sum()
 }
 
-/// Returns what the web page reads at a path.
+/// Returns the body that the web page reads at a path.
 fn page(node: &Node, path: &str) -> Result<String> {
     let address = "127.0.0.1:10249";
     node.ns().run(|| {
@@ -41,7 +41,7 @@ fn flows_and_backends_are_counted_alike_in_every_output() -> Result<()> {
     drop(node.connect()?);
     let _open = node.connect()?;
 
-    // A closed flow stays in the table for a minute, and a sweep counts it within ten seconds.
+    // A closed flow stays in the table for a minute. A sweep counts it within ten seconds.
     wait_until(
         DEADLINE,
         "status counts both flows, one of them open",

@@ -1,11 +1,10 @@
-//! The form of data: its fields and their types.
+//! The fields of JSON output and their types.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-/// A line for each field, as `[].ports[].name: string`; `|` stands between types that were seen of
-/// one field.
+/// Returns a line per field, as `[].ports[].name: string`, with `|` between the types of a field.
 pub(crate) fn schema(value: &Value) -> String {
     let mut fields = BTreeMap::new();
     visit("", value, &mut fields);
@@ -15,7 +14,7 @@ pub(crate) fn schema(value: &Value) -> String {
     lines.collect()
 }
 
-/// Objects whose keys are names of things, not of fields.
+/// Objects whose keys are names of things rather than of fields.
 const NAMED: [&str; 7] = [
     "[].labels",
     ".tables",

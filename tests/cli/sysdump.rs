@@ -11,7 +11,7 @@ use testbed::agent::kpx;
 
 use crate::node::{Node, namespace};
 
-/// Unpacks an archive beside itself, and returns a reader of its parts.
+/// Unpacks an archive into its folder, and returns a reader of its parts.
 fn unpacked(archive: &Path) -> Result<impl Fn(&str) -> Result<String> + use<>> {
     let folder = archive.with_extension("d");
     fs::create_dir(&folder)?;
@@ -58,7 +58,7 @@ fn sysdump_gathers_what_the_node_shows() -> Result<()> {
     Ok(())
 }
 
-/// A node whose agent is gone is the one that a report is about.
+/// Sysdumps are most needed on a node whose agent has died.
 #[test]
 fn sysdump_without_agent_names_what_is_missing() -> Result<()> {
     let ns = namespace("dead")?;

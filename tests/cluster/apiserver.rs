@@ -1,8 +1,8 @@
-//! The promises to clients that the API server in `testbed::apiserver` and genuine ones share.
+//! The guarantees to clients that `testbed::apiserver` and genuine API servers share.
 //!
-//! Every scenario runs on our own server; with `KPX_TEST_KUBECONFIG` or `KUBEBUILDER_ASSETS` on
-//! that one as well.
-//! The faults that only our own can be told to make are in `apiserver_faults.rs`.
+//! Every scenario runs on the testbed's server, and with `KPX_TEST_KUBECONFIG` or
+//! `KUBEBUILDER_ASSETS` on that genuine server too. Faults that only the testbed's server can
+//! produce are in `apiserver_faults.rs`.
 
 use std::pin::pin;
 
@@ -324,8 +324,7 @@ fn the_status_is_written_apart() -> Result<()> {
                 .unwrap_or_default()
         };
         ensure!(ingress(&created).is_empty(), "creation wrote the status");
-        // A Service of another type gets no default mode. A write of the status does not change the
-        // type.
+        // A Service of another type gets no default mode. A status write keeps the type.
         let status = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.1", "ipMode": "VIP"}]}});
         let status = Patch::Merge(json!({"status": status, "spec": {"type": "ClusterIP"}}));
         services
@@ -462,7 +461,7 @@ async fn create_result(services: &Api<Service>, service: Value) -> kube::Result<
     services.create(&PostParams::default(), &service).await
 }
 
-/// Sets the label `app`, and returns the version that made.
+/// Sets the label `app`, and returns the resource version of that write.
 async fn label(services: &Api<Service>, name: &str, app: Value) -> Result<String> {
     let patch = Patch::Merge(json!({"metadata": {"labels": {"app": app}}}));
     let service = services
@@ -511,7 +510,7 @@ where
     }
 }
 
-/// The event's type, after a look whether its object has the version that the change made.
+/// Returns the event's type, after checking that its object has the version of the change.
 fn name_of(event: &WatchEvent<Service>, version: &str) -> Result<&'static str> {
     let (name, service) = match event {
         WatchEvent::Added(service) => ("ADDED", service),

@@ -1,5 +1,4 @@
-//! The faults that the API server in `testbed::apiserver` makes when told to, as kube-rs meets
-//! them.
+//! The faults of `testbed::apiserver`, as kube-rs sees them.
 
 use std::io::{ErrorKind, Read};
 use std::net::{TcpListener, TcpStream};
@@ -45,7 +44,7 @@ impl Pair {
         })
     }
 
-    /// A watcher that has seen service a.
+    /// Returns a watcher that has seen service a.
     async fn watcher(&self, config: watcher::Config) -> Result<Events> {
         let mut events: Events =
             Box::pin(watcher::watcher(self.services.clone(), config).default_backoff());
@@ -55,12 +54,11 @@ impl Pair {
         Ok(events)
     }
 
-    /// Lets the watcher work until the server has seen what is wanted of it.
+    /// Runs the watcher until the server has seen the wanted traffic.
     async fn drive(&self, events: &mut Events, wanted: impl Fn(&Traffic) -> bool) -> Result<()> {
         let working = async {
             while !wanted(&self.server.traffic()) {
-                // A watcher only works while it is asked for events, and there may be none to wait
-                // for.
+                // A watcher works only while something polls it, and no event may be pending.
                 let _ = timeout(Duration::from_millis(10), events.next()).await;
             }
         };
@@ -123,7 +121,7 @@ async fn a_watcher_survives_a_restart() -> Result<()> {
         pair.server.delete("Service", "default", "a")?;
         pair.server.start_again(history)?;
         match history {
-            // The watch goes on where it was.
+            // The watch continues at its version.
             History::Kept => {
                 until(&mut events, "Apply(b)").await?;
                 until(&mut events, "Delete(a)").await?;
@@ -192,7 +190,7 @@ async fn answers_can_be_set() -> Result<()> {
         .await
         .map(drop)
         .context("another verb")?;
-    // kube-rs tries again by itself, after as many seconds as it is told.
+    // kube-rs retries by itself after the seconds in Retry-After.
     pair.server.fail_retry_after("list", "services", 429, 1);
     let params = ListParams::default();
     let before = pair.server.traffic().requests("list", "services");
@@ -348,7 +346,7 @@ async fn finalizers_hold_an_object() -> Result<()> {
 
 #[test]
 fn a_server_restarts_in_the_namespace_of_its_socket() -> Result<()> {
-    // The namespace is this thread's, and goes with it and with the server's socket.
+    // The namespace belongs to this thread, and ends with it and with the server's socket.
     let there = std::thread::spawn(|| -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace: are we root?")?;
         let up = Command::new("ip")
@@ -360,7 +358,7 @@ fn a_server_restarts_in_the_namespace_of_its_socket() -> Result<()> {
         for _ in 0..2 {
             let mut before = TcpStream::connect(server.address()).context("connect")?;
             before.set_read_timeout(Some(TIMEOUT))?;
-            // From another thread, and so from another namespace.
+            // Another thread is in another namespace.
             std::thread::scope(|scope| {
                 scope
                     .spawn(|| server.stop())
@@ -390,7 +388,7 @@ fn service(name: &str) -> Value {
         "spec": {"ports": [{"port": 80}]}})
 }
 
-/// Returns the watcher's events up to the wanted one. The watcher retries after errors in between.
+/// Returns the watcher's events up to the wanted one. The watcher retries after errors.
 async fn until(events: &mut Events, want: &str) -> Result<Vec<String>> {
     let mut seen = Vec::new();
     let wanted = async {

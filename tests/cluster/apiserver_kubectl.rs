@@ -1,4 +1,4 @@
-//! The stock kubectl against the API server in `testbed::apiserver`, and against genuine ones as in
+//! The stock kubectl against `testbed::apiserver`, and against genuine API servers as in
 //! `apiserver.rs`.
 
 use anyhow::{Context, Result, ensure};
@@ -47,7 +47,7 @@ fn kubectl_is_served() -> Result<()> {
             line.as_deref().is_some_and(|l| l.contains("service/web")),
             "kubectl get --watch: {line:?}"
         );
-        // kubectl calls what it has patched configured, even if nothing changed by that.
+        // kubectl prints "configured" after each patch, even if nothing changed.
         let slices: Api<EndpointSlice> = Api::namespaced(place.client().await?, &place.namespace);
         let before = slices.get("web-1").await?.resource_version();
         let again = place

@@ -1,5 +1,5 @@
-//! The contents of `deploy/`: manifests and chart as their tools render them, and kpx in the pods
-//! that they describe.
+//! The contents of `deploy/`: manifests and chart as rendered by their tools, and kpx in their
+//! pods.
 
 mod chart;
 mod cluster;

@@ -1,5 +1,5 @@
-//! Events of kpx, its use of the Node object, and its relation to the kernel's connection tracking.
-//! The fixture is one node with an API server at its loopback address.
+//! Events of kpx, its use of the Node object, and its use of the kernel's conntrack. The fixture is
+//! one node with an API server at its loopback address.
 
 mod connections;
 mod fixture;

@@ -1,8 +1,8 @@
-//! A node while its API server fails in every known way. The last state stays in force, the reason
-//! is reported, and requests stay limited. The node recovers with the server.
+//! A node while its API server fails in every known way. The last state stays programmed, kpx
+//! reports the reason and limits its requests, and the node recovers with the server.
 //!
-//! Each group of faults has a lab and a kpx of its own, and they run side by side: most of it is
-//! waiting.
+//! Each group of faults has its own lab and kpx. The groups run in parallel, because they mostly
+//! wait.
 
 mod clock;
 mod credentials;

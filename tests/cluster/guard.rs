@@ -1,5 +1,5 @@
-//! Frontends that Services may not take, and the owner of one that several want: with an API
-//! server, and packets.
+//! Frontends that Services may not have, and the owner of contested ones, with an API server and
+//! packets.
 
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
@@ -12,13 +12,13 @@ use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{Dual, EXTERNAL, Family, SERVICE_CIDR};
 use testbed::watched_lab::WatchedLab;
 
-/// The port of every server of the lab.
+/// The port of all servers of the lab.
 const PORT: u16 = 8080;
 const API_PORT: u16 = 6443;
-/// For one answer. Short, because what comes too early is asked again.
+/// The timeout of one answer. It is short, because early requests are repeated.
 const ANSWER: Duration = Duration::from_millis(400);
 
-/// One cluster for all of it, since each part is over before the next begins.
+/// One cluster serves all parts, since each part ends before the next begins.
 #[test]
 fn a_service_has_what_it_may_have() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -39,7 +39,7 @@ fn a_service_has_what_it_may_have() -> Result<()> {
         .another_proxys_services_are_left_to_it()
         .with_context(|| kpx.log())?;
     kpx.stop()?;
-    // It connects again, with that Service there from the start.
+    // The client connects again, with that Service present from the start.
     let kpx = fixture.kpx(&["--external-ip-cidrs=192.0.2.0/24,2001:db8:ffff::/48"])?;
     fixture
         .the_api_server_is_reached()
@@ -72,7 +72,7 @@ impl Fixture {
 
     fn the_older_service_has_what_two_want(&self) -> Result<()> {
         let shared = EXTERNAL.host(7);
-        // Should they be of one second, the names say the same.
+        // If both have the same second, the names give the same order.
         let old = Service::new("old", 10, &["p2a"], PORT)
             .external_ips(shared)
             .node_port(30_080);
@@ -103,7 +103,7 @@ impl Fixture {
             Ok(made.elapsed() > Duration::from_secs(1))
         })?;
         self.put_all(vec![old.service()])?;
-        // It is the youngest now.
+        // The Service is the youngest now.
         self.told("FrontendConflict", "old")?;
         self.answers(frontends, "p1b")
             .context("the oldest there is")?;
@@ -129,7 +129,7 @@ impl Fixture {
                 .is_some_and(|note| note.contains(&expected)),
             "{told}"
         );
-        // All else at that address is the node's.
+        // The node answers at all other ports of that address.
         self.answers(|family| [(n1.addrs.ip(family), PORT).into()], "n1")?;
         self.api().delete("Service", "default", "shadow")
     }
@@ -151,7 +151,7 @@ impl Fixture {
             told["note"],
             json!(format!("spec.externalIPs[0]: {at}/tcp is the API server's"))
         );
-        // The rest of the Service is served, also at that very address.
+        // The rest of the Service is served, even at that very address.
         let ns = &self.lab.host("p1a").ns;
         wait_until(DEADLINE, "its UDP port is served", || {
             is_answered(&Dial::new(Protocol::Udp, at), ns, "p2a")
@@ -159,7 +159,8 @@ impl Fixture {
         self.the_api_server_is_reached()
     }
 
-    /// It would be dialled once more, past what NetworkPolicy says of the pods behind it.
+    /// A frontend on it would lead its clients to another backend, past the NetworkPolicy of the
+    /// pods behind it.
     fn an_endpoint_is_no_cluster_ip(&self, kpx: &Agent<'_>) -> Result<()> {
         let victim = Service::new("victim", 20, &["p1b"], PORT);
         let evil = Service::new("evil", 21, &["p1b"], PORT);
@@ -203,8 +204,8 @@ impl Fixture {
             .try_for_each(|name| self.api().delete("Service", "default", name))
     }
 
-    /// Checks Services of a proxy that uses netfilter. Its backend is none of the Service's
-    /// endpoints, so an answer names the proxy.
+    /// Services of a proxy that uses netfilter. The proxy's backend is outside the Service's
+    /// endpoints, so that an answer identifies the proxy.
     fn another_proxys_services_are_left_to_it(&self) -> Result<()> {
         let n1 = &self.lab.n1.host.ns;
         let plain = Service::new("other", 22, &["p1b"], PORT);
@@ -267,7 +268,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// By the node and by pods: who answers speaks TLS, and not as the lab's servers do.
+    /// Checks that pods and the node reach a server that speaks TLS, unlike the lab's servers.
     fn the_api_server_is_reached(&self) -> Result<()> {
         let at = SocketAddr::from((self.lab.fabric.addrs.v4, API_PORT));
         for client in ["p1a", "n1"] {
@@ -308,7 +309,7 @@ impl Fixture {
         objects.iter().try_for_each(|object| self.put(object))
     }
 
-    /// Waits until `backend` alone answers, to a pod and to the node itself.
+    /// Waits until only `backend` answers a pod and the node itself.
     fn answers<const N: usize>(
         &self,
         frontends: impl Fn(Family) -> [SocketAddr; N],
@@ -327,7 +328,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// Waits for an event about a Service.
+    /// Waits for an Event about a Service.
     fn told(&self, reason: &str, service: &str) -> Result<Value> {
         let is_it =
             |event: &Value| event["reason"] == reason && event["regarding"]["name"] == service;

@@ -1,4 +1,4 @@
-//! The answers of kpx over the network: health, metrics, and the paths beside them.
+//! kpx's HTTP endpoints: health, metrics, and unknown paths.
 
 mod answers;
 mod crowds;

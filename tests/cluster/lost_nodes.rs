@@ -15,13 +15,13 @@ use testbed::watched_lab::WatchedLab;
 const PORT: u16 = 8080;
 const ANNOTATION: &str = "kpx.dev/reset-on-node-loss";
 
-/// The ready, serving and terminating conditions of the endpoints of a node that is not heard of,
-/// and of a pod that drains.
+/// The ready, serving and terminating conditions of the endpoints of a lost node; a draining pod
+/// has the same.
 const FAILS: [bool; 3] = [false, false, false];
 const DRAINS: [bool; 3] = [false, true, true];
 
 #[test]
-fn connections_to_lost_node_end_where_service_asks() -> Result<()> {
+fn annotated_service_ends_connections_to_lost_node() -> Result<()> {
     let lab = WatchedLab::start(PORT)?;
     let asks = Service::new("asks", 10, &["p2a"], PORT).annotation(ANNOTATION, "true");
     let control = Service::new("control", 11, &["p2a"], PORT);
@@ -46,28 +46,28 @@ fn connections_to_lost_node_end_where_service_asks() -> Result<()> {
         spared.extend(dial_both(service, client)?);
     }
 
-    // The pods' probes fail, and one pod drains, on a node that is there.
+    // The pods' probes fail, and one pod drains, on a node that is present.
     conditions(&lab, &asks, FAILS)?;
     conditions(&lab, &control, FAILS)?;
     conditions(&lab, &drains, DRAINS)?;
     wait_until(DEADLINE, "the agent asks for the node", || {
         Ok(lab.api().traffic().requests("get", "nodes") > 0)
     })?;
-    // The agent spares what it has just heard of, so no packet goes there now.
+    // The agent spares nodes whose packets it has just seen, so no packet goes there now.
     of_host
         .iter_mut()
         .try_for_each(waits)
         .context("the node is there")
         .with_context(|| kpx.log())?;
 
-    // The node is cut off. The control plane misses it, and later removes the pods.
+    // The node is cut off. The control plane marks it lost, and later removes the pods.
     lab.lab.n2.host.ns.ip("link set eth0 down")?;
     lose_node(&lab)?;
     for service in [&asks, &control] {
         lab.put_service(&service.backed_by(&[]))?;
     }
     for connection in &mut of_host {
-        // It waits for the server. It sends nothing.
+        // The client waits for the server without sending.
         connection.set_read_timeout(Some(DEADLINE))?;
         let error = connection.read(&mut [0]).err().context("an error")?;
         ensure!(
@@ -109,8 +109,8 @@ fn connections_to_lost_node_end_where_service_asks() -> Result<()> {
     kpx.stop()
 }
 
-/// Its first SYNs go to a node that is cut off. The next one after its endpoint has gone reaches
-/// another one.
+/// The client's first SYNs go to a node that is cut off. The SYN after the removal of the endpoint
+/// reaches another backend.
 #[test]
 fn connection_that_waits_leaves_lost_node_in_every_layout() -> Result<()> {
     Layout::ALL
@@ -123,10 +123,10 @@ fn leaves_lost_node(layout: Layout) -> Result<()> {
     let asks = Service::new("asks", 10, &["p2a"], PORT).annotation(ANNOTATION, "true");
     lab.put_service(&asks)?;
     let kpx = Agent::start_with(&lab.lab, &lab.lab.n1, lab.source(), &[])?;
-    // The agent notes where endpoints are several times a second. One that has gone until then is
-    // no suspect.
+    // The agent records the endpoints' nodes several times a second. An endpoint that has gone
+    // before that is never suspected.
     idle(Duration::from_secs(1))?;
-    // The neighbour answers on: the client would be told otherwise.
+    // The neighbour answers on; otherwise the client would get an ICMP error.
     lab.lab
         .n2
         .host
@@ -158,7 +158,7 @@ fn leaves_lost_node(layout: Layout) -> Result<()> {
     kpx.stop()
 }
 
-/// Sends a SYN, and does not wait for the answer.
+/// Sends a SYN without waiting for the answer.
 fn begin_to_dial(client: &Host, service: &Service, family: Family) -> Result<Socket> {
     let to = service.frontend(family);
     let socket = client
@@ -176,7 +176,7 @@ fn begin_to_dial(client: &Host, service: &Service, family: Family) -> Result<Soc
     Ok(socket)
 }
 
-/// Has the control plane miss the other node.
+/// Makes the control plane mark the other node lost.
 fn lose_node(lab: &WatchedLab) -> Result<()> {
     let mut lost = node(&lab.lab.n2).0;
     lost["spec"]["taints"] =
@@ -199,7 +199,7 @@ fn dial(client: &Host, service: &Service, family: Family) -> Result<TcpStream> {
     Ok(connection)
 }
 
-/// Has the server answer a request of one byte: see `testbed::echo`.
+/// Checks that the server answers a request of one byte: see `testbed::echo`.
 fn goes_on(connection: &mut TcpStream) -> Result<()> {
     connection.set_read_timeout(Some(DEADLINE))?;
     connection.write_all(&[0, 0, 0, 1, 7])?;
@@ -212,7 +212,7 @@ fn goes_on(connection: &mut TcpStream) -> Result<()> {
         .context("the greeting and the echo")
 }
 
-/// Has nothing come, no end either.
+/// Checks that nothing arrives, FIN and RST included.
 fn waits(connection: &mut TcpStream) -> Result<()> {
     connection.set_read_timeout(Some(Duration::from_millis(50)))?;
     let read = connection.read(&mut [0]);
@@ -224,7 +224,7 @@ fn waits(connection: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Gives all endpoints of a Service these conditions.
+/// Sets these conditions on all endpoints of a Service.
 fn conditions(
     lab: &WatchedLab,
     service: &Service,

@@ -1,4 +1,4 @@
-//! kpx and an API server, in network namespaces; and the API server alone.
+//! kpx and an API server in network namespaces, and the API server alone.
 
 mod apiserver;
 mod apiserver_faults;

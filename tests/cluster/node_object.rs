@@ -1,5 +1,5 @@
-//! A node that serves before its Node object, or the object's addresses, are there: an external
-//! cloud controller sets the addresses, and is a pod that dials the API's ClusterIP.
+//! A node that serves before its Node object, or the object's addresses, exist: an external cloud
+//! controller sets the addresses, and is itself a pod that dials the API's ClusterIP.
 
 use std::net::SocketAddr;
 
@@ -10,14 +10,14 @@ use testbed::echo::{Dial, Protocol};
 use testbed::lab::{Dual, Family};
 use testbed::watched_lab::WatchedLab;
 
-/// The port of every server of the lab.
+/// The port of all servers of the lab.
 const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
 /// The name of the problem in the status.
 const NODE_OBJECT: &str = "Node object";
 
-/// The endpoint of the Service is a node, as an API server's. The object then comes with other
-/// addresses than the machine's first ones.
+/// The Service's endpoint is a node, as an API server's. The object then comes with other addresses
+/// than the machine's first ones.
 #[test]
 fn node_without_object_or_addresses_serves_and_takes_them_over() -> Result<()> {
     let fixture = WatchedLab::start(PORT)?;
@@ -69,7 +69,7 @@ fn node_without_object_or_addresses_serves_and_takes_them_over() -> Result<()> {
             .try_for_each(|connection| connection.exchange(b"after").map(drop))
             .context("held")?;
         serves(&fixture, &api, n1.addrs).with_context(|| kpx.log())?;
-        // KEP-4004: kpx reports nothing in Node objects.
+        // KEP-4004: kpx writes nothing into Node objects.
         ensure!(fixture.api().list("nodes") == objects);
         kpx.stop()?;
     }
@@ -83,7 +83,7 @@ fn has_addresses(kpx: &Agent, addrs: Dual) -> Result<()> {
     })
 }
 
-/// Pods, the node itself and clients outside reach the Service.
+/// Checks that pods, the node itself and outside clients reach the Service.
 fn serves(fixture: &WatchedLab, api: &Service, addrs: Dual) -> Result<()> {
     for family in Family::ALL {
         for (client, to) in [

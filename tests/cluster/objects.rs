@@ -1,5 +1,5 @@
-//! From the API server's stream to packets: the lab, with both nodes fed by an API server in the
-//! fabric.
+//! From the API server's stream to packets: the lab, with an API server in the fabric for both
+//! nodes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,13 +16,14 @@ use testbed::kernel_tables;
 use testbed::lab::Family;
 use testbed::watched_lab::WatchedLab;
 
-/// The port of every server of the lab.
+/// The port of all servers of the lab.
 const PORT: u16 = 8080;
-/// From a change that the API server has taken to the packets that follow it.
+/// The time from an accepted change at the API server until packets follow it.
 const PROMPT: Duration = Duration::from_secs(5);
-/// For one answer. Short, because a packet that comes before its service is dropped.
+/// The timeout of one answer. It is short, because packets before the Service is programmed are
+/// dropped.
 const ANSWER: Duration = Duration::from_millis(100);
-/// For what has to wait for a watch to be opened again.
+/// The timeout of changes that wait for a reopened watch.
 const RECOVERY: Duration = Duration::from_secs(20);
 
 #[test]
@@ -47,7 +48,7 @@ fn traffic_follows_a_service_that_kubectl_applies_and_deletes() -> Result<()> {
             .reached(&web, "p1b")
             .with_context(|| format!("applied, {round}"))?;
 
-        // Without endpoints the service is known, and refuses.
+        // A Service without endpoints refuses.
         cluster.kubectl(&["delete", "endpointslice", "web-ipv4", "web-ipv6"])?;
         cluster
             .refused(&web)
@@ -142,7 +143,7 @@ fn an_api_server_that_refuses_keeps_the_last_state_and_the_reason_is_reported() 
     agents.into_iter().try_for_each(Agent::stop)
 }
 
-/// The API server stores and serves nulls, and a newer one has fields that kpx does not know.
+/// The API server stores and serves nulls, and a newer server adds fields that kpx does not know.
 #[test]
 fn nulls_and_unknown_fields_keep_no_service_from_clients() -> Result<()> {
     let cluster = Cluster::start()?;
@@ -171,8 +172,8 @@ fn nulls_and_unknown_fields_keep_no_service_from_clients() -> Result<()> {
     agents.into_iter().try_for_each(Agent::stop)
 }
 
-/// Others' writes pass the versions that the agents have seen before these ask again, so no version
-/// goes back.
+/// Other clients' writes raise the versions beyond those that the agents have seen before the
+/// agents reconnect, so that no version goes back.
 #[test]
 fn restored_data_whose_versions_have_passed_on_are_served() -> Result<()> {
     let cluster = Cluster::start()?;
@@ -202,7 +203,7 @@ fn restored_data_whose_versions_have_passed_on_are_served() -> Result<()> {
 
     cluster.api_mut().stop()?;
     cluster.api().restore(backup);
-    // Of a kind that kpx does not watch, as most of a cluster's writes.
+    // kpx does not watch this kind; most of a cluster's writes are of such kinds.
     let other = |n: u64| json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": format!("other-{n}") } });
     for other in (0..)
         .map(other)
@@ -258,8 +259,8 @@ impl Cluster {
             .context("is kubectl installed?")
     }
 
-    /// Pods and hosts of both nodes reach the service within [`PROMPT`], by either protocol and
-    /// family.
+    /// Checks that pods and hosts of both nodes reach the Service within [`PROMPT`], by both
+    /// protocols and families.
     fn reached(&self, service: &Service, backend: &str) -> Result<()> {
         self.everywhere(service, |dial, ns| match dial.exchange(ns, b"hello") {
             Ok(answer) if answer.backend == backend => Ok(true),
@@ -269,7 +270,7 @@ impl Cluster {
         })
     }
 
-    /// Pods and hosts of both nodes are refused within [`PROMPT`].
+    /// Checks that pods and hosts of both nodes are refused within [`PROMPT`].
     fn refused(&self, service: &Service) -> Result<()> {
         self.everywhere(service, |dial, ns| match dial.exchange(ns, b"hello") {
             Err(Fault::Refused) => Ok(true),
@@ -278,8 +279,8 @@ impl Cluster {
         })
     }
 
-    /// Checks that no backend answers any more: an address in a ServiceCIDR that belongs to no
-    /// Service is dropped.
+    /// Checks that no backend answers any more: packets to an unused address of a ServiceCIDR are
+    /// dropped.
     fn gone(&self, service: &Service) -> Result<()> {
         self.everywhere(service, |dial, ns| match dial.exchange(ns, b"hello") {
             Err(Fault::TimedOut(_)) => Ok(true),
@@ -299,7 +300,7 @@ impl Cluster {
                 for family in Family::ALL {
                     let dial = Dial::new(protocol, service.frontend(family)).deadline(ANSWER);
                     let what = format!("{client} by {protocol} {family}");
-                    // Later clients have used their time before their turn.
+                    // Earlier clients have used part of the time.
                     let left = PROMPT.saturating_sub(since.elapsed()).max(ANSWER);
                     wait_until(left, &what, || holds(&dial, &self.lab.host(client).ns))?;
                 }
@@ -308,7 +309,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The kernel's tables of both nodes become what the API server's objects ask for.
+    /// Waits until the kernel's tables of both nodes match the API server's objects.
     fn settles(&self, agents: &[Agent<'_>; 2], limit: Duration) -> Result<()> {
         for (agent, name) in agents.iter().zip(["n1", "n2"]) {
             let want = self.wanted(name)?;
@@ -337,7 +338,7 @@ struct Objects {
 }
 
 impl Objects {
-    /// One service more, one changed, one less.
+    /// Adds one Service, changes one, removes one.
     fn step(&mut self, cluster: &Cluster) -> Result<()> {
         const BACKENDS: [&[&str]; 3] = [&["p1b"], &["p1b", "p2a", "p2b"], &["p2a", "n2"]];
         const NAMES: [&str; 6] = ["s0", "s1", "s2", "s3", "s4", "s5"];

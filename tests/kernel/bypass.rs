@@ -1,4 +1,4 @@
-//! Connections between pods that skip the stack from their first packet on.
+//! Bypass: connections between pods that skip the stack from their first packet.
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -47,10 +47,10 @@ fn only_addresses_of_pod_cidrs_open_bypass_flows() -> Result<()> {
     Ok(())
 }
 
-/// The networks are asked about when a flow is opened, and by the first answer once they have
+/// The programs look up the networks when a flow opens, and again at the first answer if they have
 /// changed.
 #[test]
-fn first_answer_asks_about_networks_that_have_changed() -> Result<()> {
+fn first_answer_rechecks_changed_networks() -> Result<()> {
     for mut fixture in FastFixture::both()? {
         let base = fixture.fixture();
         base.set_flags(Node::FAST_PATH | Node::FAST_OPEN | Node::FAST_OPEN_PODS)?;
@@ -59,7 +59,7 @@ fn first_answer_asks_about_networks_that_have_changed() -> Result<()> {
             (false, "bypass::answer_skips_stack"),
             (true, "bypass::answer_takes_stack"),
         ] {
-            // All of it has to happen in one second.
+            // All of it must happen within one second.
             wait_until(DEADLINE, "the first answer", || {
                 fixture
                     .fixture()
@@ -89,7 +89,7 @@ fn first_answer_asks_about_networks_that_have_changed() -> Result<()> {
     Ok(())
 }
 
-/// The agent allows it for a few seconds at a time.
+/// The agent's permission lasts for a few seconds at a time.
 #[test]
 fn flows_open_through_stack_once_the_agent_says_no_more() -> Result<()> {
     for mut fixture in FastFixture::both()? {

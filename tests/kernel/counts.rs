@@ -1,5 +1,5 @@
-//! Counts of each service port: flows count while they live, and the Service keeps the counts of
-//! ended flows.
+//! Counts of each service port: flows have their own while they live, and the Service keeps those
+//! of ended flows.
 
 use std::net::IpAddr;
 
@@ -48,7 +48,7 @@ fn of_family<A: Addr>(
     Ok((counts.ports.get(&key).copied().unwrap_or_default(), flows))
 }
 
-/// Returns the counts of these packets, with all their headers.
+/// Returns the packets and bytes of these packets, headers included.
 fn passed(fixture: &Fixture, packets: &[&str]) -> Result<Passed> {
     let len = |packet: &&str| Ok(fixture.names.frame(packet)?.len() as u64);
     let bytes = packets.iter().map(len).sum::<Result<u64>>()?;
@@ -82,7 +82,7 @@ fn flow_counts_both_directions_and_its_service_keeps_them() -> Result<()> {
             found == (want, 0),
             "reset, but kept: {found:?}, not {want:?}"
         );
-        // The next flow takes its place.
+        // The next flow takes the entry of the closed flow.
         fixture.rows("counts::flow_counts_both_directions_and_its_service_keeps_them/reopened")?;
         want.opened = 2;
         want.sent += passed(&fixture, &sent[..1])?;
@@ -142,7 +142,7 @@ fn connection_outcomes_are_counted_for_service() -> Result<()> {
             found.retransmitted,
         );
         ensure!(numbers == (1, 1, 0, 1), "{found:?}");
-        // The machine may be slow, but the packets follow each other.
+        // The machine may be slow, but the packets follow each other closely.
         ensure!(found.units < 20_000_000_000 / UNIT_NANOS, "{found:?}");
         fixture.bench.datapath.flows.sweep_at(later()?)?;
         let swept = connects(&fixture, 80, Proto::TCP)?;

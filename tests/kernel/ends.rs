@@ -1,5 +1,5 @@
-//! The ends that have flows: each round finds those of open flows, and packets of other ends ask
-//! for no flow.
+//! Ends that have flows: each round marks the ends of open flows, and packets of other ends skip
+//! the flow look-up.
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, MapData};
@@ -14,7 +14,7 @@ use testbed::netns::NetNs;
 use crate::fixture::{Fixture, fixtures};
 use crate::packets::run_section;
 
-/// More than the rounds after which a mark counts no more.
+/// More rounds than a mark lasts.
 const ROUNDS: u32 = 5;
 
 #[test]
@@ -29,7 +29,7 @@ fn silent_flows_are_found_in_each_round() -> Result<()> {
     Ok(())
 }
 
-/// Makes flows, and copies of their entries without marks, which no packet finds.
+/// Opens flows, and copies their entries to ends without marks, so that no packet finds the copies.
 fn make_unmarked(fixture: &mut Fixture) -> Result<()> {
     run_section(fixture, "ends::flows_open")?;
     if fixture.is_v4() {
@@ -50,8 +50,7 @@ fn packet_asks_for_no_flow_before_its_ends_are_marked() -> Result<()> {
     Ok(())
 }
 
-/// An agent of a version without marks may come next, whose programs mark none of the flows that
-/// they open.
+/// An older agent without marks may follow. Its programs open flows without marking them.
 #[test]
 fn programs_without_agent_find_unmarked_flows() -> Result<()> {
     for mut fixture in fixtures("ends")? {
@@ -62,8 +61,8 @@ fn programs_without_agent_find_unmarked_flows() -> Result<()> {
     Ok(())
 }
 
-/// A start puts its programs in the place of the last one's device by device. Meanwhile a flow may
-/// be opened by programs of one load, and have packets at a device with those of the other.
+/// A start replaces programs device by device. In between, the programs of one load open a flow
+/// whose packets the programs of the other load see.
 #[test]
 fn programs_of_two_loads_find_the_same_ends() -> Result<()> {
     let netns = NetNs::create(format!("kpx-{}-ends-loads", std::process::id()))?;
@@ -112,8 +111,8 @@ fn programs_of_two_loads_find_the_same_ends() -> Result<()> {
     })
 }
 
-/// Copies the flow of the client's port 1000 for its port 4444, past the programs, which mark the
-/// ends of flows.
+/// Copies the flow of the client's port 1000 to port 4444, past the programs, which mark the ends
+/// of flows.
 fn copy<A: Addr>(fixture: &Fixture, name: &str) -> Result<()> {
     let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> =
         open(&fixture.bench.datapath.loaded.maps, name)?;

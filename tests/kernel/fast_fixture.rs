@@ -1,10 +1,10 @@
-//! The fixture of the fast path (`--fast-path`), by which packets of open connections skip the
+//! The fixture of the fast path (`--fast-path`), in which packets of open connections skip the
 //! stack.
 //!
-//! Each row names the device of its packet. A packet that a row counts as fast must have been
-//! redirected with one hop less. Into a pod it must have the link addresses of the last hop. Any
-//! other packet passes with the hops that it had. `hops=N` may stand before a packet. A packet that
-//! leaves is the last one that was put out, if its text is the same.
+//! Each row names the device of its packet. A packet that the row counts as fast must be redirected
+//! with one hop less, and into a pod with the link addresses of the last hop. Other packets pass
+//! with their hops unchanged. `hops=N` may precede a packet. A packet at the
+//! egress hook with the text of the last output is that output itself.
 
 use anyhow::{Context, Result, ensure};
 use nix::time::{ClockId, clock_gettime};
@@ -30,7 +30,7 @@ const NEIGHBOURS: [(&str, &str, u8); 4] = [
     ("far", "eth1", 0x0c),
     ("stranger", "eth1", 0x0d),
 ];
-/// The link address of the node's devices, which the frames of the tests are sent to.
+/// The link address of the node's devices, and the destination of the tests' frames.
 const OWN_MAC: &str = "02:00:00:00:00:02";
 
 const POD: Device = Device::new(
@@ -49,16 +49,16 @@ pub(crate) const FAST: Setup = Setup {
     knows_no_shares: false,
 };
 
-/// One packet of a flow takes the stack in every period of so many seconds.
+/// In each period of this many seconds, one packet of a flow takes the stack.
 pub(crate) const TURN_SECS: u32 = 16;
 
 pub(crate) struct FastFixture {
     fixture: Fixture,
-    /// The size of segments that the kernel will cut a packet into; 0: none.
+    /// The segment size into which the kernel splits a packet; 0: unsegmented.
     segment_size: u32,
-    /// Frames that come in have another host's link address.
+    /// Frames arrive with another host's link address.
     is_for_others: bool,
-    /// The last packet that was put out.
+    /// The last output packet.
     last: Vec<u8>,
     /// Flows have been silent for longer than a second. Otherwise each row follows the last one at
     /// once, however long it takes, ...
@@ -67,8 +67,7 @@ pub(crate) struct FastFixture {
     is_next_second: bool,
 }
 
-/// Waits until no second is about to begin, nor one in which a packet takes the stack, and returns
-/// the time.
+/// Waits until no second, and no turn of the stack, is about to begin. Returns the time in seconds.
 fn before_a_turn() -> Result<u32> {
     const LATE: i64 = 900_000_000;
     let mut now_secs = 0;
@@ -268,7 +267,7 @@ impl FastFixture {
     }
 }
 
-/// Splits `hops=N` from the packet behind it.
+/// Splits `hops=N` from the packet that follows it.
 fn split_hops(packet: &str) -> (Option<&str>, &str) {
     let split = packet
         .strip_prefix("hops=")

@@ -1,5 +1,4 @@
-//! The fixture that rows run in: Services, devices, routes, and programs that are attached to
-//! nothing.
+//! The fixture of the rows: Services, devices, routes, and programs without attachments.
 
 mod addrs;
 mod cached_route;
@@ -37,7 +36,7 @@ pub(crate) struct Fixture {
     pub(crate) bench: Reused,
     pub(crate) names: Names,
     pub(crate) netns: NetNs,
-    /// The device that all packets come in by; None: the device that the route to the sender names.
+    /// The device by which all packets come in; None: the device of the route to the sender.
     comes_in_by: Option<String>,
     /// Packets at the anchor and on lo came in through a device.
     carries_received: bool,
@@ -48,7 +47,7 @@ pub(crate) fn fixtures(name: &str) -> Result<Vec<Fixture>> {
     fixtures_of(name, Setup::default())
 }
 
-/// Makes fixtures with room for so many flow entries; None: for as many as a node has.
+/// Makes fixtures with this many flow entries; None: the default of a node.
 pub(crate) fn fixtures_with_room(name: &str, flow_entries: Option<u32>) -> Result<Vec<Fixture>> {
     fixtures_of(
         name,
@@ -62,8 +61,7 @@ pub(crate) fn fixtures_with_room(name: &str, flow_entries: Option<u32>) -> Resul
 /// The number of fixtures that this process has made.
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// Makes a fixture per family: programs that are attached to nothing, in a namespace with routes
-/// for them to look up.
+/// Makes a fixture per family: unattached programs, in a namespace with routes for their look-ups.
 pub(crate) fn fixtures_of(name: &str, setup: Setup) -> Result<Vec<Fixture>> {
     let make = |addrs: &&[(&'static str, &str)]| {
         let addrs: Vec<(&'static str, IpAddr)> = addrs
@@ -72,7 +70,7 @@ pub(crate) fn fixtures_of(name: &str, setup: Setup) -> Result<Vec<Fixture>> {
             .collect::<Result<_>>()?;
         let names = Names::new(addrs);
         let family = if names.addr("web")?.is_ipv4() { 4 } else { 6 };
-        // Tests run side by side, and some use the same name.
+        // Tests run in parallel, and some share a name.
         let nth = MADE.fetch_add(1, Ordering::Relaxed);
         let netns = NetNs::create(format!("kpx-{}-{name}-{nth}-{family}", std::process::id()))?;
         let mut bench = Reused::get(setup)?;
@@ -178,7 +176,7 @@ impl Runner for Fixture {
 }
 
 impl Fixture {
-    /// Changes the second of flows' last packets, or removes the flows.
+    /// Changes the second of each flow's last packet, or removes the flow.
     pub(crate) fn change_flows(&self, change: impl FnMut(u32) -> Option<u32>) -> Result<()> {
         if self.is_v4() {
             change_flows::<Addr4>(self, IPV4.flows, change)
@@ -187,7 +185,7 @@ impl Fixture {
         }
     }
 
-    /// Makes all flows older. A flow cannot be older than the machine: one that has just booted
+    /// Ages all flows. A flow cannot be older than the machine, so on a freshly booted machine this
     /// waits for the rest.
     pub(crate) fn be_silent(&self, secs: u32) -> Result<()> {
         let mut missing = 0;
@@ -203,12 +201,12 @@ impl Fixture {
         matches!(self.names.addr("web"), Ok(addr) if addr.is_ipv4())
     }
 
-    /// Runs a section of rows, as in `flows::closed_flow_gives_its_port_back`.
+    /// Runs a section of rows, such as `flows::closed_flow_gives_its_port_back`.
     pub(crate) fn rows(&mut self, section: &str) -> Result<()> {
         run_section(self, section)
     }
 
-    /// Replaces drawn ports in a packet's text by names, where they have none yet.
+    /// Replaces drawn ports in a packet's text by names, and names new ones.
     pub(crate) fn name_drawn_ports(&mut self, text: &str) -> Result<String> {
         let words = text.split(' ').map(|word| match word.split_once(':') {
             Some((host, port)) if port.parse().is_ok_and(|port| is_drawn(host, port)) => {
@@ -226,7 +224,7 @@ impl Fixture {
         Ok(named)
     }
 
-    /// Runs a program on a packet in the fixture's namespace, as if it were on lo.
+    /// Runs a program on a packet in the fixture's namespace, as if on lo.
     pub(crate) fn run(&self, program: &str, frame: &[u8]) -> Result<test_run::Outcome> {
         self.netns.run(|| self.bench.run(program, frame))
     }
@@ -268,26 +266,26 @@ impl Fixture {
             .set_node(node(self.names.addr("node")?, flags))
     }
 
-    /// Makes this the device that all packets come in by.
+    /// Makes all packets come in by this device.
     pub(crate) fn set_device(&mut self, device: Device) -> Result<()> {
         self.comes_in_by = Some("lo".to_owned());
         self.set_devices(&[("lo", Some(device))])
     }
 
-    /// Lets all packets come in by this device.
+    /// Makes all packets come in by the device of this name.
     fn come_in_by(&mut self, device: &str) -> Result<()> {
         self.comes_in_by = Some(device.to_owned());
         self.ifindex(device).map(drop)
     }
 
-    /// Sets these devices, and resets all others to what they were at the beginning; None: the
-    /// device has no hooks.
+    /// Sets these devices, and resets all others to their initial state; None: the device has no
+    /// hooks.
     pub(crate) fn set_devices(&mut self, of: &[(&str, Option<Device>)]) -> Result<()> {
         let mut devices = devices(&self.names, &self.netns)?;
         for (name, device) in of {
             let ifindex = self.ifindex(name)?;
             match device {
-                // Routes lead to no sender through lo.
+                // No route to a sender leads through lo.
                 Some(device) if *name == "lo" => {
                     let from = self.ifindex(FROM)?;
                     devices.insert(ifindex, device.with_link(from, 0, DST_MAC))
@@ -320,8 +318,7 @@ impl Fixture {
     }
 }
 
-/// Returns the names of the counters that grew, in alphabetical order, each as often as it grew by
-/// one.
+/// Returns the names of the counters that grew, in alphabetical order, repeated once per increment.
 pub(crate) fn counted_since(
     before: &BTreeMap<&'static str, u64>,
     now: &BTreeMap<&'static str, u64>,
@@ -339,7 +336,7 @@ fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
     let node_ip = names.addr("node")?;
     let uplink = names.addr("uplink")?;
     let uplink_len = if v4 { 24 } else { 64 };
-    // Without it the kernel uses no address before it has looked for duplicates.
+    // Without `nodad` an IPv6 address is unusable until duplicate address detection ends.
     let at_once = if v4 { "" } else { "nodad" };
     netns.ip(&format!(
         "link add pod0 type veth peer name pod1
@@ -363,7 +360,7 @@ fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
         netns.ip(&format!("route add {} dev {device}", names.addr(sender)?))?;
     }
     netns.settle()?;
-    // BPF_PROG_TEST_RUN takes lo for the packet's device.
+    // BPF_PROG_TEST_RUN sets lo as the packet's device.
     for device in ["lo", "pod0", "eth1", FROM] {
         netns.sysctl(&format!("ipv4/conf/{device}/forwarding"), "1")?;
         netns.sysctl(&format!("ipv6/conf/{device}/forwarding"), "1")?;
@@ -405,8 +402,8 @@ fn node_with(addr4: Addr4, addr6: Addr6, flags: u32) -> Node {
     Node::new(addr4, addr6, 1, [2, 0, 0, 0, 0, 9], flags)
 }
 
-/// Returns the devices of the beginning. BPF_PROG_TEST_RUN takes the first, a pod's, for every
-/// packet's device.
+/// Returns the initial devices. BPF_PROG_TEST_RUN sets the first, a pod's, as every packet's
+/// device.
 fn devices(names: &Names, netns: &NetNs) -> Result<BTreeMap<u32, Device>> {
     let uplink = names.addr("uplink")?;
     let pod = Device::new(Device::POD, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
@@ -420,9 +417,9 @@ fn devices(names: &Names, netns: &NetNs) -> Result<BTreeMap<u32, Device>> {
     ]))
 }
 
-/// The device that routes to the senders name, as if lo were a port of it.
+/// The device of routes to the senders, as if lo were a port of it.
 pub(crate) const FROM: &str = "from0";
-/// The senders of packets to the node.
+/// The clients that send to the node.
 const CLIENTS: [&str; 8] = [
     "client",
     "neighbour",

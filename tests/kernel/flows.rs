@@ -1,4 +1,4 @@
-//! Flows open, are followed, close, and stay apart from each other.
+//! Flows open, are followed, close, and stay separate.
 
 use anyhow::{Result, ensure};
 use proxy_common::names::EGRESS;
@@ -35,14 +35,14 @@ packet_tests! {
 fn masqueraded_flow_takes_no_packet_of_another_conversation() -> Result<()> {
     for mut fixture in external()? {
         fixture.rows("flows::masqueraded_flow_takes_no_packet_of_another_conversation")?;
-        // The host's firewall answers in the backend's name: no hook has seen the answer before,
-        // and the flow owns it.
+        // The host's firewall answers with the backend's address. No hook has seen that answer
+        // before, and it belongs to the flow.
         let frame = fixture.names.frame("udp far:5353 > stranger:$p +4")?;
         let answer = fixture.bench.run_own(EGRESS, &frame)?.packet;
         let text = fixture.names.text(&answer)?;
         ensure!(text == "udp node:30053 > stranger:1000 +4", "{text}");
-        // A packet of another conversation: the host has reassembled and fragmented it, and so
-        // looks like its sender.
+        // The host has reassembled and fragmented a packet of another conversation, and so looks
+        // like its sender.
         let fragment = fixture
             .names
             .frame("[first=9] udp far:5353 > stranger:$p +64")?;

@@ -1,5 +1,5 @@
-//! Connections of other programs, netfilter's masquerading above all, from ports on the node's own
-//! addresses.
+//! Foreign NAT ports: connections of other programs, above all netfilter's masquerading, from ports
+//! of the node's own addresses.
 
 use anyhow::{Result, ensure};
 use proxy_common::device::Node;
@@ -32,8 +32,8 @@ fn fixtures() -> Result<Vec<Fixture>> {
 #[test]
 fn no_flow_draws_port_of_another_connection() -> Result<()> {
     for mut fixture in fixtures()? {
-        // Other programs have every fourth port. In this range the programs look at no packet
-        // behind the opener.
+        // Other programs use every fourth port. In this range the programs track only the opener of
+        // a connection.
         for port in (CLIENT_PORT_FIRST..=CLIENT_PORT_LAST).step_by(4) {
             for flags in ["S", "A"] {
                 let frame = fixture
@@ -53,7 +53,7 @@ fn no_flow_draws_port_of_another_connection() -> Result<()> {
     Ok(())
 }
 
-/// A pod that chooses its ports must not get an answer that another client waits for.
+/// A pod that chooses its ports must not receive an answer meant for another client.
 #[test]
 fn masqueraded_connection_takes_port_of_silent_flow_alone() -> Result<()> {
     for mut fixture in fixtures()? {
@@ -69,7 +69,7 @@ fn masqueraded_connection_takes_port_of_silent_flow_alone() -> Result<()> {
     Ok(())
 }
 
-/// Lets another client's SYN leave from the drawn port, as netfilter has masqueraded it.
+/// Sends another client's SYN from the drawn port, as netfilter masquerades it.
 fn shows_port(fixture: &Fixture) -> Result<()> {
     let frame = fixture.names.frame("tcp S uplink:$p > far:8080")?;
     let left = fixture
@@ -85,7 +85,7 @@ const PORT_SHOWS: u32 = 0xa000;
 /// The interface index of lo.
 const LO: u32 = 1;
 
-/// Opens a flow and returns the port that it gets.
+/// Opens a flow and returns its port.
 fn drawn(fixture: &mut Fixture, client: u16) -> Result<u16> {
     let frame = fixture
         .names

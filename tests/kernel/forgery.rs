@@ -1,5 +1,5 @@
-//! Packets with a spoofed source: the node's own address, or one whose route back leads through
-//! another device. They open no flow and touch none.
+//! Spoofed sources: the node's own address, or an address whose route leads through another device.
+//! Such packets open no flow and change none.
 
 use anyhow::{Result, ensure};
 use proxy_common::addr::{Addr, Addr4, Addr6};
@@ -28,7 +28,8 @@ packet_tests! {
     nobody_speaks_for_backend_at_nodes_address,
 }
 
-/// A pod may write any class on its packets: the programs must not take it for their own mark.
+/// A pod may set any priority class on its packets; the programs must not read it as their own
+/// mark.
 #[test]
 fn class_of_pods_packet_is_ignored() -> Result<()> {
     for mut fixture in fixtures("note")? {
@@ -49,8 +50,8 @@ fn class_of_pods_packet_is_ignored() -> Result<()> {
     Ok(())
 }
 
-/// RFC 1122 §3.2.2: a broadcast frame, or one for another host, must not make many hosts answer one
-/// victim.
+/// RFC 1122 §3.2.2: answers to broadcast frames, or to frames for another host, would let one
+/// packet draw many answers to a victim.
 #[test]
 fn only_frame_for_this_host_is_answered() -> Result<()> {
     for fixture in fixtures("frame")? {
@@ -82,8 +83,8 @@ fn only_frame_for_this_host_is_answered() -> Result<()> {
     Ok(())
 }
 
-/// A flood in a victim's name must not become a flood of answers, nor use up the answers to the
-/// host itself.
+/// A flood with a victim's address must not become a flood of answers, nor use up the limit for
+/// answers to the host itself.
 #[test]
 fn flood_of_refused_packets_is_answered_up_to_limit() -> Result<()> {
     const LIMIT: u32 = 3;

@@ -1,4 +1,4 @@
-//! Fragments: later fragments have no ports and follow their first.
+//! Fragments: later fragments have no ports and follow the first one.
 
 use anyhow::{Result, ensure};
 use proxy_common::names::INGRESS;
@@ -23,7 +23,7 @@ packet_tests! {
 fn later_fragment_opens_no_flow() -> Result<()> {
     for mut fixture in fixtures("fragments")? {
         fixture.rows("fragments::later_fragment_opens_no_flow/before")?;
-        // The ports may be the same by chance, once in thousands.
+        // The ports coincide by chance once in thousands of runs.
         if fixture.names.port("$r") != fixture.names.port("$q") {
             fixture.rows("fragments::later_fragment_opens_no_flow/after")?;
         }
@@ -72,7 +72,7 @@ fn run(fixture: &Fixture, row: &Row, fragments: &[Vec<u8>]) -> Result<Vec<Vec<u8
     fragments.iter().map(one).collect()
 }
 
-/// Splits a frame into fragments of `len` bytes, as a router would; over IPv6 as its sender would.
+/// Splits a frame into fragments of `len` bytes, as an IPv4 router or an IPv6 sender does.
 fn split(frame: &[u8], len: usize, id: u32) -> Vec<Vec<u8>> {
     let v4 = frame[14] >> 4 == 4;
     let (header, transport) = frame.split_at(if v4 { 34 } else { 54 });
@@ -100,7 +100,7 @@ fn split(frame: &[u8], len: usize, id: u32) -> Vec<Vec<u8>> {
     fragments.collect()
 }
 
-/// Puts the packet together again from fragments in order.
+/// Reassembles a packet from fragments in order.
 fn join(fragments: &[Vec<u8>]) -> Vec<u8> {
     let v4 = fragments[0][14] >> 4 == 4;
     let start = if v4 { 34 } else { 62 };
@@ -160,7 +160,7 @@ fn lying_fragments_change_nothing_but_ip_header() -> Result<()> {
         };
         let v4 = fixture.names.addr("web")?.is_ipv4();
         let (len_at, fragment_header, header_len) = if v4 { (16, 0, 20) } else { (18, 8, 0) };
-        // A first fragment with less than a transport header, and any bytes behind it, to a
+        // A first fragment with less than a transport header, followed by arbitrary bytes, to a
         // Service.
         for (text, most) in [
             ("udp client:1000 > web:53 +64", 7),
@@ -175,7 +175,7 @@ fn lying_fragments_change_nothing_but_ip_header() -> Result<()> {
                 ensure!(verdict == Drop, "{text}: {len} bytes");
             }
         }
-        // A later fragment changes in its IP header alone.
+        // A later fragment changes only in its IP header.
         for (len, behind) in [(1, 63), (8, 0), (64, 0)] {
             let total = (header_len + fragment_header + len) as u16;
             let (before, after, verdict) =
@@ -193,7 +193,7 @@ fn lying_fragments_change_nothing_but_ip_header() -> Result<()> {
                 "{len} bytes and {behind}: written to"
             );
         }
-        // A length beyond the packet.
+        // The length field exceeds the packet.
         let (before, after, verdict) =
             changed(&fixture.names, "[later=7] udp client > web +64", &|frame| {
                 frame.truncate(frame.len() - 1)

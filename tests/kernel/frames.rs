@@ -1,4 +1,4 @@
-//! Frames without a packet that kpx translates, and odd frames.
+//! Frames without a translatable packet, and odd frames.
 
 use anyhow::{Context, Result, ensure};
 use proxy_common::names::INGRESS;
@@ -80,7 +80,7 @@ fn foreign_frames_pass_untouched() -> Result<()> {
                     set(18, &[5, 0xdc]),
                     "malformed",
                 ),
-                // The TCP header stands in the place of these headers: 1000 is 3, 232.
+                // The TCP header stands in the place of these headers: port 1000 reads as 3, 232.
                 (
                     "a hop-by-hop header of 1,864 bytes",
                     set(20, &[0]),
@@ -117,7 +117,7 @@ fn foreign_frames_pass_untouched() -> Result<()> {
     Ok(())
 }
 
-/// Ethernet pads short frames, and the padding belongs to no packet.
+/// Ethernet pads short frames; the padding belongs to no packet.
 #[test]
 fn padding_stays() -> Result<()> {
     for fixture in fixtures("padding")? {

@@ -14,7 +14,7 @@ use proxy_datapath::Maps;
 
 use crate::fixture::Fixture;
 
-/// A frontend beside a ClusterIP: address, port, protocol, kind; the ClusterIP and port of its
+/// A frontend besides a ClusterIP: address, port, protocol, kind; the ClusterIP and port of its
 /// Service.
 type External = (&'static str, u16, Proto, FrontendKind, (&'static str, u16));
 
@@ -119,8 +119,8 @@ const EXTERNALS: [External; 14] = [
     ),
 ];
 
-/// A service port, and its backends in the cluster-wide and in the local set: a name, and true for
-/// a local backend.
+/// A service port with its backends in the cluster-wide and in the local set, as a name and true
+/// for a local backend.
 struct ServicePort {
     name: &'static str,
     port: u16,
@@ -231,7 +231,7 @@ fn service_ports() -> Vec<ServicePort> {
     ]
 }
 
-/// Returns the changes that make these Services and frontends.
+/// Returns the changes that add these Services and frontends.
 pub(crate) fn frontends<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
     let addr =
         |name: &str| -> Result<A> { A::from_ip(fixture.names.addr(name)?).context("family") };
@@ -304,7 +304,7 @@ pub(crate) fn frontends<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A
 }
 
 impl Fixture {
-    /// Has weights count among the backends of `twins`.
+    /// Gives the backends of `twins` weights.
     pub(crate) fn weigh_twins(&mut self) -> Result<()> {
         let twins = self.names.addr("twins")?;
         let service = Service::new(

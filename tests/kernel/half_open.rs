@@ -1,4 +1,4 @@
-//! Half-open flows: what makes a flow more than that, and which flow makes room.
+//! Half-open flows: the packets that establish them, and their eviction.
 
 use std::collections::BTreeSet;
 
@@ -17,12 +17,12 @@ use crate::packets::packet_tests;
 use crate::policy::{external_with_room, services_with_room};
 use crate::reuse::Setup;
 
-/// Entries with the room of 16 half-open flows of two.
+/// Entries for 16 half-open flows of two entries each.
 const SMALL: Option<u32> = Some(64);
 const HALF_OPEN: u16 = 16;
 
-/// Opens as many flows, each from a port of its own. A backend answers each: it does not know that
-/// the source is spoofed.
+/// Opens this many flows, each from its own port. The backend answers every SYN, because it cannot
+/// see that the source is spoofed.
 pub(crate) fn flood(fixture: &Fixture, first_port: u16, count: u16) -> Result<()> {
     for port in (first_port..).take(count.into()) {
         let syn = fixture
@@ -82,7 +82,7 @@ fn oldest_flow_makes_room_first_with_all_its_entries() -> Result<()> {
             fixture.counts()?["flows_full"] == before["flows_full"],
             "full"
         );
-        // The packets of the evicted flow count for the Service all the same.
+        // The packets of the evicted flow still count for the Service.
         let (totals, open) = counted(&fixture, "remote", 53, Proto::UDP)?;
         ensure!(
             totals.sent.packets == u64::from(WIDE) + 1 && open == u64::from(WIDE),
@@ -99,7 +99,7 @@ fn flood_fills_no_more_than_half_open_queue() -> Result<()> {
             establish(&fixture, "client", port)?;
         }
         flood(&fixture, 10_000, 4_000)?;
-        // Half of the table is for the flood, in flows of two entries.
+        // The flood gets half of the table, in flows of two entries.
         let entries = entries(&fixture)?.len();
         ensure!(entries == 2 * 100 + 2 * 1_024, "{entries} entries");
         ensure!(
@@ -192,7 +192,7 @@ fn evicted_flows_no_longer_count_for_their_backend() -> Result<()> {
 fn half_open_flow_makes_room_where_all_ports_are_taken() -> Result<()> {
     const FLOWS: u16 = 31_000;
     for fixture in external_with_room(Some(262_144))? {
-        // More flows than ports, fewer than the half-open queue has places.
+        // More flows than ports, fewer than places in the half-open queue.
         let open = |port| -> Result<()> {
             let frame = fixture
                 .names
@@ -204,7 +204,7 @@ fn half_open_flow_makes_room_where_all_ports_are_taken() -> Result<()> {
             );
             Ok(())
         };
-        // In the namespace once: flows of more than 30 s make room without being forgotten.
+        // Enter the namespace once: flows older than 30 s make room without being forgotten.
         fixture.netns.run(|| (1..=FLOWS).try_for_each(open))?;
         let counts = fixture.counts()?;
         let ports = CLIENT_PORT_LAST - CLIENT_PORT_FIRST + 1;
@@ -242,8 +242,8 @@ fn two_cpus_evict_and_open_at_once_and_leave_no_part_of_flow() -> Result<()> {
                 .into_iter()
                 .try_for_each(|thread| thread.join().map_err(|_| anyhow::anyhow!("panicked"))?)
         })?;
-        // After a preemption between its place in the queue and its entries, a flow leaves the
-        // queue before it has entries.
+        // A program preempted between the place in the queue and the entries loses the place before
+        // the entries exist.
         let entries = entries(&fixture)?;
         let openers = entries
             .iter()
@@ -256,14 +256,14 @@ fn two_cpus_evict_and_open_at_once_and_leave_no_part_of_flow() -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of connections of all backends, as least connections counts them.
+/// Returns the number of connections of all backends, as least-connections counts them.
 fn connections<A: Addr>(fixture: &Fixture, names: FamilyMaps) -> Result<u32> {
     let map: HashMap<MapData, FrontendKey<A>, u32> =
         open(&fixture.bench.datapath.loaded.maps, names.connections)?;
     map.iter().map(|entry| Ok(entry?.1)).sum()
 }
 
-/// Opens a connection of a client; returns false if there is no room.
+/// Opens a client's connection; returns false if there is no room.
 pub(crate) fn establish(fixture: &Fixture, client: &str, port: u16) -> Result<bool> {
     let packets = [
         (INGRESS, format!("tcp S {client}:{port} > web:80")),

@@ -85,7 +85,7 @@ fn cut_or_lying_quote_is_left_alone() -> Result<()> {
             .names
             .frame("unreachable tcp client:1000 > pod:8080")?;
         let quote = if v4 { 14 + 20 + 8 } else { 14 + 40 + 8 };
-        // The IP header's length ends the packet, with bytes behind it.
+        // The IP header's length ends the packet; more bytes follow.
         let ending = |at: usize| {
             let mut frame = whole.clone();
             let len = if v4 { at - 14 } else { at - 14 - 40 };

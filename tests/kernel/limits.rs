@@ -1,4 +1,4 @@
-//! Tables without room, and the limits of the programs themselves.
+//! Full tables, and the limits of the programs themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -23,8 +23,7 @@ use crate::reuse::Setup;
 #[test]
 fn ended_flow_makes_room_where_all_ports_are_taken() -> Result<()> {
     for fixture in fixtures("evict")? {
-        // A third as many connections as there are ports, one after the other: a draw finds each
-        // port taken at times.
+        // A third as many connections as ports, one after the other: some draws find a used port.
         for port in 1_000..10_000_u16 {
             for (program, packet) in [(INGRESS, "tcp S client"), (INGRESS, "tcp R client")] {
                 let frame = fixture.names.frame(&format!("{packet}:{port} > self:80"))?;
@@ -129,8 +128,8 @@ fn source_ports_are_never_drawn_twice_and_can_run_out() -> Result<()> {
     Ok(())
 }
 
-/// The host keeps its own range, and masqueraded clients have more ports than one connection each
-/// could use up.
+/// The host keeps its own range; masqueraded clients have more ports than one connection each could
+/// use up.
 #[test]
 fn masqueraded_clients_have_ports_of_their_own() -> Result<()> {
     for fixture in fixtures("masqueraded")? {
@@ -157,8 +156,8 @@ fn masqueraded_clients_have_ports_of_their_own() -> Result<()> {
     Ok(())
 }
 
-/// The kernel follows a million instructions before it refuses a program. Less than a fifth is the
-/// limit here: some kernels follow more paths, and each start waits for all of them.
+/// The kernel verifies a million instructions before it refuses a program. The limit here is less
+/// than a fifth: some kernels follow more paths, and each start waits for all of them.
 #[test]
 fn every_program_is_far_from_verifiers_limit() -> Result<()> {
     const MOST: u32 = 240_000;
@@ -191,7 +190,7 @@ fn every_program_is_far_from_verifiers_limit() -> Result<()> {
     Ok(())
 }
 
-/// The verifier gives up at any signal to the thread that loads a program.
+/// The verifier gives up at any signal to the loading thread.
 #[test]
 fn programs_load_while_signals_arrive() -> Result<()> {
     const SIGNALS: usize = 8;

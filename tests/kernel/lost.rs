@@ -1,4 +1,4 @@
-//! Connections that the agent has ended, because their backends have gone with their nodes.
+//! Connections that the agent has ended because their backends went with their nodes.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,8 @@ packet_tests! {
     whole_connection_is_answered,
 }
 
-/// A client believes a RST with exactly the number that it expects (RFC 5961 §3.2).
+/// A client accepts a RST only with exactly the next sequence number that it expects (RFC 5961
+/// §3.2).
 #[test]
 fn answer_has_the_number_that_the_client_expects() -> Result<()> {
     for mut fixture in fixtures("lost")? {
@@ -32,16 +33,15 @@ fn answer_has_the_number_that_the_client_expects() -> Result<()> {
         let tcp = if fixture.is_v4() { 14 + 20 } else { 14 + 40 };
         let seq = answer.get(tcp + 4..tcp + 8).context("a TCP header")?;
         ensure!(seq == 77_000_u32.to_be_bytes(), "{seq:?}");
-        // Checks the checksums.
+        // `text` verifies the checksums.
         ensure!(fixture.names.text(&answer)? == "tcp R web:80 > client:1000");
     }
     Ok(())
 }
 
-/// Its node was cut off from the control plane for a while, and its client has sent nothing
-/// meanwhile.
+/// The control plane had lost the node for a while, during which the client sent nothing.
 #[test]
-fn connection_to_endpoint_that_is_back_goes_on() -> Result<()> {
+fn connection_to_restored_endpoint_survives() -> Result<()> {
     for mut fixture in fixtures("lost")? {
         fixture.rows("lost::answer_has_the_number_that_the_client_expects/opens")?;
         fixture.end_connections("web:80", "pod:8080")?;

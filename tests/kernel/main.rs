@@ -1,8 +1,8 @@
 //! Tables of packets (`rows/*.packets`), which the programs translate by BPF_PROG_TEST_RUN, for
-//! both families alike.
+//! both families.
 //!
-//! Each row names the hook, the packet that goes in, the verdict, the packet that comes out, and
-//! all counters that grow.
+//! Each row names the hook, the input packet, the verdict, the output packet, and all counters that
+//! grow.
 
 mod bypass;
 mod counts;

@@ -54,7 +54,7 @@ fn at<A: Addr>(fixture: &Fixture, name: &str) -> Result<SockAddr<A>> {
     ))
 }
 
-/// Returns the changes by which the only endpoint leaves.
+/// Returns the changes that remove the only endpoint.
 fn emptied<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
     let key = pair(fixture)?;
     Ok(vec![
@@ -64,7 +64,7 @@ fn emptied<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
     ])
 }
 
-/// Returns the changes by which another endpoint comes.
+/// Returns the changes that add another endpoint.
 fn refilled<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
     let key = pair(fixture)?;
     let far = at::<A>(fixture, "far")?;
@@ -81,7 +81,7 @@ fn refilled<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
     ])
 }
 
-/// The frontend alone, as when a Service changes its node port.
+/// Returns the changes that remove the frontend alone, as when a Service changes its node port.
 fn undone<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
     let service = pair(fixture)?;
     Ok(vec![FamilyChange::DelFrontend(service, service)])
@@ -132,7 +132,7 @@ fn ended_masqueraded_flow_makes_room_for_another_client() -> Result<()> {
             }
             Ok(())
         };
-        // One client has twice as many connections as there are ports, one after the other; then
+        // One client opens twice as many connections as there are ports, one after the other; then
         // another client comes.
         fixture
             .netns

@@ -1,9 +1,7 @@
-//! Offload, which only packets on a device have: checksums that the device is to finish,
-//! segmentation that it is to do.
+//! Offload, which only packets on a device have: pending checksums and segmentation.
 //!
-//! Frames enter and leave through packet sockets with a virtio header (linux/virtio_net.h): it
-//! holds the kernel's notes on the packet. The test does the device's work itself, by those notes
-//! alone.
+//! Frames enter and leave through packet sockets with a virtio header (linux/virtio_net.h), which
+//! holds the kernel's offload metadata. The test does the device's work from that metadata alone.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
@@ -32,12 +30,12 @@ sockopt_impl!(
     bool
 );
 
-/// The kernel's notes on a packet.
+/// The kernel's offload metadata of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Notes {
     /// The start of the bytes that the checksum covers, and the offset of its field from there.
     checksum: Option<(u16, u16)>,
-    /// The kind of segmentation, and the size of each segment's payload.
+    /// The kind of segmentation, and the payload size of each segment.
     segments: Option<(u8, u16)>,
 }
 
@@ -119,8 +117,8 @@ fn reject_of_packet_with_pending_checksum_is_right() -> Result<()> {
     Ok(())
 }
 
-/// A device would finish the CRC in the middle of the ICMP error's quote. Such a packet is from a
-/// socket of this host, and the answer never leaves the host.
+/// A device would write the CRC into the middle of the ICMP error's quote. Only sockets of this
+/// host send such packets, and the answer stays on the host.
 #[test]
 fn sctp_packet_with_pending_checksum_is_rejected() -> Result<()> {
     for mut fixture in fixtures("sctppend")? {
@@ -192,13 +190,13 @@ fn requested_segmentation_stays() -> Result<()> {
     Ok(())
 }
 
-/// The far end of a pod's device, whose near end has the programs.
+/// The far end of a pod's veth, whose near end has the programs.
 pub(crate) struct Wire(OwnedFd);
 
 impl Wire {
     pub(crate) fn new(fixture: &mut Fixture) -> Result<Self> {
-        // Frames are sent to this address. No pod answers for itself here, so the neighbour entries
-        // are permanent.
+        // The destination of the frames. No pod answers here, so the neighbour entries are
+        // permanent.
         let pods = ["client", "pod"]
             .map(|name| fixture.names.addr(name))
             .into_iter()
@@ -251,8 +249,7 @@ impl Wire {
     pub(crate) fn send(&self, frame: &[u8], notes: Notes) -> Result<()> {
         let (start, offset) = notes.checksum.unwrap_or_default();
         let (kind, size) = notes.segments.unwrap_or_default();
-        // Up to where headers go, for segmentation: behind the checksum, and what little follows
-        // it.
+        // The end of the headers, for segmentation: behind the checksum and the rest of the header.
         let headers = match kind {
             0 => 0,
             UDP_SEGMENTS => start + 8,
@@ -343,7 +340,7 @@ fn finished(mut frame: Vec<u8>, notes: Notes) -> Result<Vec<u8>> {
 }
 
 /// Returns the protocol and the offset of a frame's transport header, behind IPv4 options or one
-/// IPv6 header of padding.
+/// IPv6 padding header.
 fn transport(frame: &[u8]) -> Result<(u8, usize)> {
     let (proto, start) = match frame[14] >> 4 {
         4 => (frame[23], 14 + usize::from(frame[14] & 0x0f) * 4),

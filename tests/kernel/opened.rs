@@ -1,4 +1,4 @@
-//! Open connections that skip the stack beside conntrack.
+//! Open connections that skip the stack although conntrack tracks them.
 
 use anyhow::Result;
 use proxy_common::device::Node;
@@ -24,7 +24,7 @@ packet_tests! {
     stack_sees_tcp_from_outside,
 }
 
-/// The flows that have asked, and whether the agent has said yes.
+/// The flows that have requested to skip the stack, and whether the agent has allowed it.
 #[derive(Default)]
 pub(crate) struct Offers {
     all: Vec<Offer>,
@@ -32,8 +32,8 @@ pub(crate) struct Offers {
 }
 
 impl Fixture {
-    /// Answers the flows that have asked whether they may skip the stack beside conntrack, or takes
-    /// all answers back.
+    /// Allows all requesting flows to skip the stack although conntrack tracks them, or withdraws
+    /// that.
     pub(crate) fn make_liberal(&mut self, is_made_liberal: bool) -> Result<()> {
         let liberal = &mut self.bench.datapath.liberal;
         while let Some(offer) = liberal.offered()? {
@@ -53,7 +53,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// Makes the agent's answers older.
+    /// Ages the agent's permissions.
     pub(crate) fn age_answers(&mut self, secs: u32) -> Result<()> {
         for offer in &mut self.offers.all {
             *offer = Offer::new(offer.key, offer.secs.saturating_sub(secs));
@@ -65,9 +65,9 @@ impl Fixture {
     }
 }
 
-/// A rule has come, or no agent runs.
+/// The agent withdraws its permission when a rule comes; without an agent, the permission expires.
 #[test]
-fn stack_sees_tolerated_flows_at_once_when_the_agent_says_no_more() -> Result<()> {
+fn liberal_flows_return_to_stack_at_once() -> Result<()> {
     for mut fixture in FastFixture::both()? {
         fixture.fixture().set_flags(Node::FAST_OPENED)?;
         run_section(&mut fixture, "opened::tolerated")?;

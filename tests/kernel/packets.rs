@@ -1,4 +1,4 @@
-//! Runs the packet rows of `rows/*.packets`, whose format `rows/README.md` describes.
+//! Runs the packet rows of `rows/*.packets`; `rows/README.md` describes the format.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ files! {
     stack verdicts bypass
 }
 
-/// Makes a test of each named section, whose fixtures the section names itself.
+/// Makes a test of each named section. The sections name their fixtures.
 macro_rules! packet_tests {
     ($file:ident: $($section:ident,)*) => {
         $(
@@ -47,16 +47,16 @@ macro_rules! packet_tests {
 }
 pub(crate) use packet_tests;
 
-/// A fixture that rows and steps run in.
+/// A fixture that runs rows and steps.
 pub(crate) trait Runner {
     fn fixture(&mut self) -> &mut Fixture;
-    /// Runs a row's packet. The outcome has the row's own words for a packet out that is as
-    /// expected.
+    /// Runs a row's packet. If the output packet is as expected, the outcome has the row's own
+    /// text.
     fn outcome(&mut self, row: &Row) -> Result<Outcome>;
     fn step(&mut self, step: &Step) -> Result<()>;
 }
 
-/// Runs a section in fixtures of its own, of both families.
+/// Runs a section in its own fixtures, for both families.
 pub(crate) fn run(file: &str, section: &str) -> Result<()> {
     let section = find_section(file, section)?;
     for (kind, items) in section.parts()? {
@@ -76,8 +76,7 @@ fn run_in<R: Runner>(runners: Vec<R>, items: &[Item]) -> Result<()> {
         .try_for_each(|mut runner| run_items(&mut runner, items))
 }
 
-/// Runs a section, named as in `flows::closed_flow_gives_its_port_back`, in a fixture that the test
-/// has made.
+/// Runs a section, such as `flows::closed_flow_gives_its_port_back`, in the test's fixture.
 pub(crate) fn run_section(runner: &mut impl Runner, name: &str) -> Result<()> {
     let (file, section) = name
         .split_once("::")
@@ -85,7 +84,7 @@ pub(crate) fn run_section(runner: &mut impl Runner, name: &str) -> Result<()> {
     run_items(runner, &find_section(file, section)?.items)
 }
 
-/// Returns the rows of a section that the test runs in its own way.
+/// Returns the rows of a section that the test runs itself.
 pub(crate) fn rows_of(name: &str) -> Result<Vec<Row>> {
     let (file, section) = name
         .split_once("::")
@@ -109,7 +108,7 @@ fn run_items<R: Runner>(runner: &mut R, items: &[Item]) -> Result<()> {
             Item::Row(row) => run_row(runner, row)?,
             Item::Step { place, step } => {
                 runner.step(step).with_context(|| place.clone())?;
-                // The step may have changed a route or a device, as the agent would notice.
+                // The step may have changed a route or a device; the agent would begin an epoch.
                 runner.fixture().bench.datapath.ways.begin_epoch()?;
             }
             Item::Rows { place, section } => {
@@ -145,7 +144,7 @@ fn run_row(runner: &mut impl Runner, row: &Row) -> Result<()> {
     Ok(())
 }
 
-/// Returns the path of a file of rows from the top of the workspace.
+/// Returns the path of a file of rows, relative to the workspace.
 fn path_of(name: &str) -> String {
     Path::new(file!())
         .with_file_name("rows")

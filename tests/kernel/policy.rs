@@ -76,7 +76,7 @@ fn round_robin_takes_turns_and_least_connections_idle_backend() -> Result<()> {
             );
         }
         assert_eq!(served.iter().filter(|pod| **pod).count(), 4, "{served:?}");
-        // All flows to one backend end: the next flows go there.
+        // All flows to one backend end; the next flows go there.
         for (nth, _) in served.iter().enumerate().filter(|(_, pod)| **pod) {
             let frame = fixture
                 .names
@@ -96,7 +96,8 @@ fn round_robin_takes_turns_and_least_connections_idle_backend() -> Result<()> {
     Ok(())
 }
 
-/// Makes fixtures with Services of every kind, whose packets come in by a device that is no pod's.
+/// Makes fixtures with Services of every kind, whose packets come in by a device that belongs to no
+/// pod.
 pub(crate) fn external() -> Result<Vec<Fixture>> {
     external_with_room(None)
 }

@@ -1,8 +1,8 @@
-//! Compares the programs and the agent's tables with a plain model of a Service's meaning. On
-//! random objects and random packets, both must agree.
+//! Compares the programs and the agent's tables with a plain reference model, on random objects and
+//! random packets.
 //!
-//! `KPX_SEED` repeats a run: it is printed at the start, and with a difference the seed of its
-//! cluster alone.
+//! `KPX_SEED` repeats a run. The test prints its seed at the start, and with a difference the seed
+//! of that cluster.
 
 mod affinity;
 mod fixture;

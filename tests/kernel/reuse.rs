@@ -25,33 +25,33 @@ use proxy_datapath::object;
 use proxy_datapath::{Datapath, Maps, Options, Sizes, open};
 use testbed::test_run::Bench;
 
-/// The benches that no test uses now, with their set-up; the bench that was used last comes last.
+/// The idle benches with their set-up, the most recently used last.
 static IDLE: Mutex<Vec<(Setup, Box<Bench>)>> = Mutex::new(Vec::new());
 
-/// Each bench has some sixty files open, and a process may open 1,024 by default.
+/// Each bench has some sixty open files; the default limit of a process is 1,024.
 const MOST_IDLE: usize = 8;
 
 /// The options that programs are loaded with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Setup {
-    /// The number of flow entries; None: as many as a node has.
+    /// The number of flow entries; None: the default of a node.
     pub(crate) flow_entries: Option<u32>,
     /// The programs can redirect packets past the stack.
     pub(crate) fast_path: bool,
-    /// The kernel refuses to change a checksum, and so any packet.
+    /// The kernel refuses checksum changes, so that no packet can be rewritten.
     pub(crate) refuses: bool,
-    /// The answers of each CPU in a second; None: no limit.
+    /// The limit of answers per CPU and second; None: unlimited.
     pub(crate) answers_per_sec: Option<u32>,
     /// The rings of the half-open queue; None: one for all CPUs.
     pub(crate) half_open_rings: Option<u32>,
-    /// A single client may fill the table of flows.
+    /// One client may fill the flow table.
     pub(crate) knows_no_shares: bool,
 }
 
-/// A bench that goes back to the idle ones with this value, unless its test has panicked.
+/// A bench that returns to the idle ones on drop, unless its test has panicked.
 pub(crate) struct Reused {
     setup: Setup,
-    /// The bench, present until this value is dropped.
+    /// The bench, present until the drop.
     bench: Option<Box<Bench>>,
 }
 
@@ -91,7 +91,7 @@ impl Reused {
         };
         let mut bench = idle.map_or_else(load, Ok)?;
         clear_all(&mut bench.datapath).context("clear the maps of the last test")?;
-        // Tests share the programs, and devices of two namespaces may have one index.
+        // Tests share the programs, and devices of two namespaces may share an index.
         bench.datapath.ways.begin_epoch()?;
         Ok(Self {
             setup,
@@ -100,10 +100,9 @@ impl Reused {
     }
 }
 
-/// Returns the object without calls of `bpf_l4_csum_replace`: each returns the kernel's error for
-/// lack of memory instead.
+/// Returns the object with each call of `bpf_l4_csum_replace` replaced by -ENOMEM.
 fn refused(object: &[u8]) -> Result<Vec<u8>> {
-    // Opcodes, registers, offset, and the immediate in this machine's order.
+    // Opcodes, registers, offset, and the immediate in native byte order.
     const CALL: [u8; 8] = [0x85, 0, 0, 0, 11, 0, 0, 0];
     const R0_IS_ENOMEM: [u8; 8] = [0xb7, 0, 0, 0, 0xf4, 0xff, 0xff, 0xff];
     let mut object = object.to_vec();
@@ -177,7 +176,7 @@ fn clear_all(datapath: &mut Datapath) -> Result<()> {
     clear::<AnyKey, u32>(maps, TOLERATED)
 }
 
-/// Clears the maps that the programs themselves write.
+/// Clears the maps that the programs write.
 fn clear_family<A: Addr + Pod>(maps: &BTreeMap<String, u32>, names: FamilyMaps) -> Result<()> {
     clear::<FlowKey<A>, Flow<A>>(maps, names.flows)?;
     clear::<FlowKey<A>, ForeignNat>(maps, names.foreign_nat)?;

@@ -1,5 +1,4 @@
-//! SCTP: the chunks that open and end an association, and the checksum of every packet that comes
-//! out.
+//! SCTP: the chunks that open and end an association, and the checksum of every output packet.
 
 use anyhow::Result;
 use proxy_common::names::INGRESS;
@@ -32,7 +31,7 @@ fn checksum_is_right_at_every_length() -> Result<()> {
     Ok(())
 }
 
-/// The kernel's SCTP leaves zero to the device that sends the packet, or to the program in that
+/// The kernel's SCTP leaves a zero checksum to the sending device, or to the program in that
 /// device's place.
 #[test]
 fn pending_checksum_stays_pending() -> Result<()> {

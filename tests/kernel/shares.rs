@@ -1,4 +1,4 @@
-//! The state that one client may hold, and that clients that may not exist may displace.
+//! Limits on the state of one client, and the state that unproven clients may evict.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ use crate::half_open::{establish, flood};
 use crate::policy::external_with_room;
 use crate::sweep::later;
 
-/// Flow entries of the tests' tables: 64 flows of two, and a half-open ring of as many.
+/// Flow entries of the tests' tables: 64 flows of two, and a half-open ring of the same size.
 const ROOM: u32 = 256;
 /// The flows with which a client holds half of the table.
 const HALF: u16 = 64;
@@ -44,8 +44,8 @@ fn client_opens_no_flow_beyond_its_share_and_others_do() -> Result<()> {
             );
         }
         fixture.rows("shares::client_opens_no_flow_beyond_its_share_and_others_do")?;
-        // Another client gets half of what is left. One of the first client's flows has ended, and
-        // the next is half-open.
+        // Another client gets half of the rest. One of the first client's flows has ended, and the
+        // next is half-open.
         let mut others = 0;
         while establish(&fixture, "neighbour", 1 + others)? {
             others += 1;
@@ -59,7 +59,7 @@ fn client_opens_no_flow_beyond_its_share_and_others_do() -> Result<()> {
     Ok(())
 }
 
-/// A pod that is a backend completes handshakes with made-up clients as well.
+/// A pod that is a backend completes handshakes even with invented clients.
 #[test]
 fn namespace_holds_no_more_than_its_share_and_others_open() -> Result<()> {
     const CLIENTS: [&str; 6] = ["client", "neighbour", "stranger", "burglar", "far", "lost"];
@@ -82,7 +82,7 @@ fn namespace_holds_no_more_than_its_share_and_others_open() -> Result<()> {
             fixture.counts()?
         );
         fixture.rows("shares::namespace_holds_no_more_than_its_share_and_others_open/full")?;
-        // The sweep counts the same.
+        // The sweep arrives at the same counts.
         fixture.bench.datapath.flows.sweep()?;
         fixture.rows("shares::namespace_holds_no_more_than_its_share_and_others_open/swept")?;
         // A tenant that deletes its Service still holds the Service's flows.
@@ -105,7 +105,7 @@ fn namespace_holds_no_more_than_its_share_and_others_open() -> Result<()> {
     Ok(())
 }
 
-/// A client answers all of its handshakes at once.
+/// A client completes all of its handshakes at once.
 #[test]
 fn flow_beyond_share_stays_half_open() -> Result<()> {
     for fixture in fixtures_with_room("burst", Some(ROOM))? {
@@ -138,7 +138,8 @@ fn flow_beyond_share_stays_half_open() -> Result<()> {
             held == (u32::from(HALF) * 2, vec![u32::from(HALF) * 2]),
             "{held:?}"
         );
-        // All but one of the burst make room, as half-open flows do, and the established ones stay.
+        // All but one flow of the burst make room, as half-open flows do; the established ones
+        // stay.
         flood(&fixture, 40_000, HALF)?;
         for (port, lives) in [
             (1, true),
@@ -180,9 +181,9 @@ fn sweep_corrects_what_clients_hold() -> Result<()> {
     Ok(())
 }
 
-/// Two datagrams in another's name look like a client.
+/// Two spoofed datagrams are enough to look like a client.
 #[test]
-fn udp_flows_of_remote_clients_displace_each_other_but_those_that_go_on() -> Result<()> {
+fn remote_udp_flows_evict_only_idle_ones() -> Result<()> {
     for fixture in external_with_room(Some(ROOM))? {
         let opener = |port: u16| format!("udp stranger:{port} > node:30053");
         let pair = |port: u16| -> Result<String> {
@@ -204,7 +205,7 @@ fn udp_flows_of_remote_clients_displace_each_other_but_those_that_go_on() -> Res
                 .map(|frame| Ok(fixture.run(INGRESS, frame)?.packet != *frame))
                 .collect()
         };
-        // Openers without an answer, more than there are places for, displace neither.
+        // Unanswered openers, more than there are places, evict neither.
         for port in 2_000..2_000 + u16::try_from(ROOM)? {
             fixture.run(INGRESS, &fixture.names.frame(&opener(port))?)?;
         }
@@ -224,7 +225,7 @@ fn udp_flows_of_remote_clients_displace_each_other_but_those_that_go_on() -> Res
     Ok(())
 }
 
-/// Two classes of packets in others' names fill no table: a handshake in the middle of either flood
+/// Two kinds of spoofed packets leave room in the table: a handshake in the middle of either flood
 /// succeeds.
 #[test]
 fn flood_of_masqueraded_datagrams_leaves_handshakes_alone() -> Result<()> {
@@ -242,7 +243,7 @@ fn flood_of_masqueraded_datagrams_leaves_handshakes_alone() -> Result<()> {
                     .map(drop)
             })
         };
-        // A whole table of flows of four entries, and more.
+        // More flows of four entries than the table holds.
         (0..10).try_for_each(|nth| flood(10_000 + nth * 20))?;
         let answered = answer(&fixture, "tcp S stranger:1 > remote:80", "tcp SA")?;
         flood(20_000)?;
@@ -340,8 +341,8 @@ fn run_fragment(fixture: &Fixture, packet: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the programs' counts of entries beyond half-open: of all clients, and of each that holds
-/// any.
+/// Returns the programs' counts of entries beyond half-open: of all clients, and of each client
+/// with entries.
 fn counts(fixture: &Fixture) -> Result<(u32, Vec<u32>)> {
     if names(fixture)?.clients == IPV4.clients {
         counts_of::<Addr4>(fixture)
@@ -361,7 +362,7 @@ fn counts_of<A: FamilyNames>(fixture: &Fixture) -> Result<(u32, Vec<u32>)> {
     Ok((lasting.get(&0, 0)?, held))
 }
 
-/// Puts service ports of TCP into namespaces.
+/// Puts TCP service ports into namespaces.
 fn put_in_namespaces(fixture: &mut Fixture, ports: &[(&str, Port, Namespace)]) -> Result<()> {
     fn change<A: Addr>(addr: A, port: Port, namespace: Namespace) -> FamilyChange<A> {
         let key = FrontendKey::new(addr, port, Proto::TCP);
@@ -380,7 +381,7 @@ fn put_in_namespaces(fixture: &mut Fixture, ports: &[(&str, Port, Namespace)]) -
     Ok(())
 }
 
-/// Deletes the frontend of a service port of TCP.
+/// Deletes the frontend of a TCP service port.
 fn delete(fixture: &mut Fixture, name: &str, port: Port) -> Result<()> {
     fn change<A: Addr>(addr: A, port: Port) -> FamilyChange<A> {
         let key = FrontendKey::new(addr, port, Proto::TCP);
@@ -393,7 +394,7 @@ fn delete(fixture: &mut Fixture, name: &str, port: Port) -> Result<()> {
     fixture.bench.datapath.tables.apply(&change)
 }
 
-/// Makes the programs' counts wrong.
+/// Sets wrong counts of the programs.
 fn set_counts(fixture: &Fixture, count: u32) -> Result<()> {
     if names(fixture)?.clients == IPV4.clients {
         set_counts_of::<Addr4>(fixture, count)

@@ -1,4 +1,4 @@
-//! Backends that send nothing: what counts against them, and the half-open flows that leave them.
+//! Backends that send nothing: the evidence against them, and the half-open flows that leave them.
 
 use std::net::IpAddr;
 
@@ -67,7 +67,7 @@ fn failures_count_against_backend_until_it_answers() -> Result<()> {
     Ok(())
 }
 
-/// DNS has a port of each protocol at one address, and the rows of both come in any order.
+/// DNS has a TCP and a UDP port at one address, whose rows come in any order.
 #[test]
 fn refused_datagrams_leave_evidence_of_connections_alone() -> Result<()> {
     for mut fixture in fixtures("protocols")? {
@@ -83,7 +83,7 @@ fn refused_datagrams_leave_evidence_of_connections_alone() -> Result<()> {
     Ok(())
 }
 
-/// Gives the backend of `web` twins at other ports, and each of them refused datagrams. Returns the
+/// Adds twins of the backend of `web` at other ports, each with refused datagrams. Returns the
 /// number of backends.
 fn add_datagrams<A: Addr>(fixture: &Fixture, name: &str) -> Result<usize>
 where
@@ -129,8 +129,8 @@ fn errors_count_against_backend_until_it_sends_something() -> Result<()> {
     Ok(())
 }
 
-/// A stranger sends SYNs under as many names as it likes, and can break them so that the backend
-/// does not answer.
+/// A stranger can spoof SYNs from any number of sources, and malform them so that the backend does
+/// not answer.
 #[test]
 fn clients_outside_count_as_one() -> Result<()> {
     for mut fixture in external()? {
@@ -141,7 +141,7 @@ fn clients_outside_count_as_one() -> Result<()> {
     Ok(())
 }
 
-/// Two clients wait for a backend that was always prompt, and no SYN has come again yet.
+/// Two clients wait for a backend that was always prompt; neither has sent its SYN again yet.
 #[test]
 fn overdue_backend_gets_no_new_flows_until_it_answers() -> Result<()> {
     for mut fixture in services()? {
@@ -210,9 +210,9 @@ where
     Ok(SynTimes(row.unanswered))
 }
 
-/// Nothing else than the sweep takes such rows away.
+/// The sweep alone removes such rows.
 #[test]
-fn sweep_removes_old_rows_of_asked_backends() -> Result<()> {
+fn sweep_removes_old_unanswered_rows() -> Result<()> {
     for mut fixture in services()? {
         fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/asked")?;
         let now_secs = u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?;
@@ -232,8 +232,8 @@ fn sweep_removes_old_rows_of_asked_backends() -> Result<()> {
     Ok(())
 }
 
-/// A backend of little weight would get all that others are to get. Without a table a weighted
-/// Service has its first slot.
+/// Without this exception, the other backends' share would go to a backend of little weight. A
+/// weighted Service without a table uses its first slot.
 #[test]
 fn backend_of_weighted_service_is_never_overdue() -> Result<()> {
     for mut fixture in services()? {
@@ -247,13 +247,13 @@ fn backend_of_weighted_service_is_never_overdue() -> Result<()> {
     Ok(())
 }
 
-/// A stranger sends the client's SYN again within the second of the first one, when the wait is
-/// just over.
+/// A stranger repeats the client's SYN within the second of the first one, when the wait is just
+/// over.
 #[test]
 fn spoofed_syn_moves_no_flow_in_the_second_of_the_first_one() -> Result<()> {
     for mut fixture in services()? {
         fixture.rows("silent::spoofed_syn_moves_no_flow_in_the_second_of_the_first_one/waits")?;
-        // The first SYN was a second ago, and all packets of before in this second.
+        // The first SYN was a second ago; all earlier packets were in this second.
         match fixture.is_v4() {
             true => age_first_syns::<Addr4>(&fixture, IPV4.flows)?,
             false => age_first_syns::<Addr6>(&fixture, IPV6.flows)?,
@@ -279,7 +279,7 @@ where
     Ok(())
 }
 
-/// Makes the SYNs that backends owe an answer as much older.
+/// Ages the unanswered SYNs of backends.
 fn age_asked(fixture: &Fixture, ms: u64) -> Result<()> {
     let age = |word: u64| word.wrapping_sub((ms * 1_000_000 / UNIT_NANOS) << u32::BITS);
     match fixture.is_v4() {
@@ -309,7 +309,7 @@ where
     Ok(())
 }
 
-/// Returns the rows of backends that were asked.
+/// Returns the rows of backends with unanswered SYNs.
 fn asked_rows<A: Addr>(fixture: &Fixture, name: &str) -> Result<Vec<(EndpointKey<A>, Connects)>>
 where
     EndpointKey<A>: Pod,
@@ -323,7 +323,7 @@ where
         .collect())
 }
 
-/// Returns what speaks against the backend of `web`.
+/// Returns the evidence against the backend of `web`.
 fn votes(fixture: &Fixture) -> Result<Votes> {
     let counts = fixture.bench.datapath.flows.counts()?;
     let web = fixture.names.addr("web")?;

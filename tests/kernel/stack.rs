@@ -25,10 +25,10 @@ packet_tests! {
     sender_is_judged_again_when_routes_change,
 }
 
-/// The lower half of the seconds comes round. A judgement that nothing renews must not count in
-/// that second.
+/// The lower half of the seconds wraps around. A validation that nothing renews must not count
+/// again in that second.
 #[test]
-fn packet_that_takes_its_turn_ends_judgement() -> Result<()> {
+fn stack_turn_ends_source_validation() -> Result<()> {
     for mut fixture in FastFixture::both()? {
         run_section(&mut fixture, "fast::tcp_connection")?;
         run_section(&mut fixture, "stack::senders_are_judged")?;
@@ -44,8 +44,8 @@ fn packet_that_takes_its_turn_ends_judgement() -> Result<()> {
     Ok(())
 }
 
-/// The stack takes off a tag of IEEE 802.1Q that names a priority only. On a packet that skips the
-/// stack it would stay.
+/// The stack strips an 802.1Q tag that names only a priority. On a packet that skips the stack the
+/// tag would stay.
 #[test]
 fn frame_with_priority_takes_stack() -> Result<()> {
     for mut fixture in fixtures_of("tagged", FAST)? {
@@ -85,7 +85,7 @@ fn frame_with_priority_takes_stack() -> Result<()> {
                 hops(&frame)
             );
             let mut found = counted_since(&before, &fixture.counts()?);
-            // The kernel sends packets of its own.
+            // The kernel sends its own packets as well.
             found.retain(|name| name.starts_with("fast") || name == "forwarded");
             ensure!(found == words(counted), "priority {priority:?}: {found:?}");
         }
@@ -93,8 +93,8 @@ fn frame_with_priority_takes_stack() -> Result<()> {
     Ok(())
 }
 
-/// The kernel takes two tags off, and the second one behind the hook: an end in another's name
-/// could hide there.
+/// The kernel strips two tags, the second one behind the hook, where a spoofed end of a connection
+/// could hide.
 #[test]
 fn frame_with_two_priorities_is_dropped_while_flows_skip_stack() -> Result<()> {
     for mut fixture in fixtures_of("tagged", FAST)? {

@@ -1,4 +1,4 @@
-//! The sweep: the flows that it removes, the time they have, and its own cost.
+//! The sweep: the flows that it removes, their timeouts, and its own cost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -15,8 +15,7 @@ use crate::reuse::{Reused, Setup};
 
 type Flows<A> = HashMap<MapData, FlowKey<A>, Flow<A>>;
 
-/// Loads programs with so many flow entries, by default as many as a node has, and opens their flow
-/// table.
+/// Loads programs with this many flow entries (default: as on a node), and opens their flow table.
 fn bench<A: Addr>(name: &str, flow_entries: Option<u32>) -> Result<(Reused, Flows<A>)> {
     let bench = Reused::get(Setup {
         flow_entries,
@@ -26,14 +25,14 @@ fn bench<A: Addr>(name: &str, flow_entries: Option<u32>) -> Result<(Reused, Flow
     Ok((bench, flows))
 }
 
-/// Returns a time ten hours ahead: on a machine that has just booted, no flow can have been silent
-/// for hours.
+/// Returns a time ten hours ahead: on a freshly booted machine, no flow can have been silent for
+/// hours.
 pub(crate) fn later() -> Result<u32> {
     const HOURS: u32 = 48 * 3_600;
     Ok(u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())? + HOURS)
 }
 
-/// Returns the nth established TCP connection, silent for so long.
+/// Returns the nth established TCP connection, silent for this long.
 fn established<A: Addr>(n: u32, idle_secs: u32) -> Result<Flow<A>> {
     let now_secs = later()?;
     let at = |host: u32, port| {
@@ -95,8 +94,7 @@ fn fuller<A: Addr>(name: &str) -> Result<()> {
         swept.expired == 400 && swept.entries == 20 && swept.pressure == Pressure::None,
         "{swept:?}"
     );
-    // The table is nearly full: a flow goes at once after a quarter of the silence that it may
-    // have.
+    // The table is nearly full: a flow expires after a quarter of its timeout.
     for n in 10..480 {
         put(
             &mut flows,
@@ -117,7 +115,7 @@ fn changing_table_is_walked_once() -> Result<()> {
     changing::<Addr6>(IPV6.flows)
 }
 
-/// Flows that stay are met once each while others come and go.
+/// The sweep visits each permanent flow once while other flows come and go.
 fn changing<A: Addr>(name: &str) -> Result<()> {
     const STAY: u32 = 20_000;
     let (bench, mut flows) = bench::<A>(name, None)?;

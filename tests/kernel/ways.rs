@@ -1,5 +1,5 @@
-//! Ways past the stack that a flow keeps: they last until the agent says that routes have changed,
-//! or the second ends.
+//! Paths past the stack that a flow stores: they last until the agent reports changed routes, or
+//! the second ends.
 
 use anyhow::{Context, Result, ensure};
 use proxy_common::names::{ANCHOR, INGRESS};
@@ -18,7 +18,7 @@ const AFTER: u8 = 0x1b;
 fn flow_keeps_its_way_until_the_epoch_moves() -> Result<()> {
     for mut fixture in FastFixture::both()? {
         run_section(&mut fixture, "fast::tcp_connection")?;
-        // All of it has to happen in one second.
+        // All of it must happen within one second.
         wait_until(DEADLINE, "a flow that keeps its way", || {
             move_pod(&mut fixture, BEFORE)?;
             fixture.fixture().bench.datapath.ways.begin_epoch()?;
@@ -48,8 +48,8 @@ fn flow_asks_each_time_where_its_device_has_another_link_address() -> Result<()>
         run_section(&mut fixture, "fast::tcp_connection")?;
         run_section(&mut fixture, "stack::senders_are_judged")?;
         move_pod(&mut fixture, AFTER)?;
-        // No epoch begins. The flow asks once its second has ended, and the device's first address
-        // is kept until an epoch ends.
+        // No epoch begins. The flow renews its path when its second ends, but the device's first
+        // address stays until an epoch ends.
         wait_until(DEADLINE, "the second ends", || {
             Ok(link_address(&mut fixture)? == Some(AFTER))
         })?;
@@ -82,8 +82,7 @@ fn host_keeps_its_way_to_a_pod_until_the_epoch_moves() -> Result<()> {
             if now_secs()? != judged_secs {
                 return Ok(false);
             }
-            // The first packet of a term leaves its link header to the kernel, which asks the
-            // neighbour.
+            // The first packet of a term leaves its link header to the kernel's neighbour look-up.
             let own = DST_MAC[5];
             ensure!(
                 [by_neighbour, by_neighbour_again] == [own; 2],
@@ -99,7 +98,7 @@ fn host_keeps_its_way_to_a_pod_until_the_epoch_moves() -> Result<()> {
     Ok(())
 }
 
-/// Opens a flow of the host's to the pod, which answers.
+/// Opens a flow from the host to the pod, which answers.
 fn open_from_host(fixture: &mut FastFixture) -> Result<()> {
     let fixture = fixture.fixture();
     let opener = fixture.names.frame("udp node:1000 > web:53 +1")?;
@@ -116,7 +115,7 @@ fn open_from_host(fixture: &mut FastFixture) -> Result<()> {
     Ok(())
 }
 
-/// Sends a datagram of the host's to the pod, and returns the last byte of its destination's link
+/// Sends a datagram from the host to the pod, and returns the last byte of its destination's link
 /// address.
 fn host_link_address(fixture: &mut FastFixture) -> Result<u8> {
     let fixture = fixture.fixture();
@@ -138,7 +137,7 @@ fn move_pod(fixture: &mut FastFixture, last: u8) -> Result<()> {
 }
 
 /// Sends a packet to the pod, and returns the last byte of its destination's link address. None if
-/// it takes its turn by the stack.
+/// the packet takes its turn by the stack.
 fn link_address(fixture: &mut FastFixture) -> Result<Option<u8>> {
     let fixture = fixture.fixture();
     let frame = fixture.names.frame("tcp PA client:1000 > web:80 +5")?;

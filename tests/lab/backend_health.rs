@@ -1,4 +1,4 @@
-//! Backends that give no answer: new connections of the node leave them, and come back.
+//! Backends that do not answer: the node's new connections avoid them, and return later.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,12 +17,12 @@ mod unresponsive;
 mod waves;
 
 const PORT: u16 = 8080;
-/// The agent has to judge two pods: one alone cannot speak against a backend.
+/// The agent needs the evidence of two pods; one pod alone cannot eject a backend.
 const CLIENTS: [&str; 2] = ["p1a", "p1c"];
-/// A firewall that drops packets for the backends' port. Clients hear nothing of it.
+/// A firewall that silently drops packets for the backends' port.
 const CUT: &str =
     "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 drop; }; }";
-/// The same that refuses it, as a pod without a server does.
+/// A firewall that refuses such packets, as a pod without a server does.
 const REFUSE: &str = "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 reject with tcp reset; }; }";
 const HEAL: &str = "delete table inet cut";
 
@@ -46,8 +46,8 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
         agent: &agent,
     };
 
-    // One of three: a dead backend costs one SYN. New connections avoid it before any SYN has come
-    // again, so that no agent has judged it.
+    // One backend of three is dead and costs one SYN. New connections avoid it before any SYN has
+    // come again, so that no agent has ejected it.
     let times = lab.dial(&web, 24, Duration::from_secs(3))?;
     ensure!(
         times.iter().all(|time| *time < Duration::from_millis(900)),
@@ -109,8 +109,8 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
     let text = String::from_utf8_lossy(&wide.stdout);
     ensure!(text.contains("Services without an answer, "), "{text}");
 
-    // Most of the backends, as where this node is cut off: none is left out, and those that live
-    // serve.
+    // Most of the backends are silent, as where this node is cut off: none is ejected, and the live
+    // ones serve.
     base.lab.host("p2b").ns.nft(CUT)?;
     wait_until(
         DEADLINE,
@@ -160,8 +160,8 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    /// Opens so many connections of each family, by both clients and all at once. Returns the times
-    /// that they took, or the first failure.
+    /// Opens this many connections of each family, by both clients and all at once. Returns their
+    /// durations, or the first failure.
     fn dial(&self, service: &Service, count: usize, deadline: Duration) -> Result<Vec<Duration>> {
         let clients = (0..count).map(|nth| CLIENTS[nth % CLIENTS.len()]);
         let dials: Vec<_> = clients
@@ -188,7 +188,7 @@ impl Lab<'_> {
             .collect()
     }
 
-    /// Returns the backends of a Service that take no new connections.
+    /// Returns the backends of a Service that get no new connections.
     fn aside(&self, service: &Service) -> Result<Vec<String>> {
         let silent = self.agent.typed_status()?.silent_backends;
         let of = silent
@@ -197,7 +197,7 @@ impl Lab<'_> {
         Ok(of.map(|silent| silent.backend.to_string()).collect())
     }
 
-    /// Dials until these backends of a Service take no new connections, in both families.
+    /// Dials until these backends of a Service get no new connections, in both families.
     fn set_aside(&self, service: &Service, hosts: &[&str]) -> Result<()> {
         let mut want: Vec<_> = hosts.iter().flat_map(|host| self.addresses(host)).collect();
         want.sort_unstable();
@@ -217,7 +217,7 @@ impl Lab<'_> {
         })
     }
 
-    /// Dials until a backend of a Service is known to be silent, in both families.
+    /// Dials until a backend of a Service counts as silent, in both families.
     fn is_silent(&self, service: &Service, host: &str) -> Result<()> {
         wait_until(DEADLINE, "the backend is silent", || {
             let _some_fail = self.dial(service, 12, Duration::from_millis(2_500));

@@ -18,7 +18,7 @@ const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_090;
 /// The port of a UDP server that does not answer.
 const MUTE_PORT: u16 = 9_999;
-/// For one answer that may not come.
+/// The timeout of an answer that may not come.
 const ANSWER: Duration = Duration::from_millis(300);
 /// The time in which one command must name a cause.
 const PROMPT: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// Runs one command, which must name the cause in all of these words.
+    /// Runs one command, whose output must name the cause in all of these words.
     fn names(&self, failure: &str, command: &str, words: &[&str]) -> Result<()> {
         let started = Instant::now();
         let run_dir = format!(" --run-dir {}", self.agent.run_dir().display());
@@ -66,7 +66,7 @@ impl Node<'_> {
         Ok(())
     }
 
-    /// Dials, and must fail.
+    /// Checks that a dial fails.
     fn fails(&self, client: &str, to: SocketAddr) -> Result<()> {
         self.fails_over(Protocol::Tcp, client, to)
     }
@@ -132,7 +132,7 @@ fn one_command_names_the_cause_of_each_failure() -> Result<()> {
     orphaned(&lab.n1.host.ns, agent)
 }
 
-/// Kills the agent: its programs serve on.
+/// Kills the agent; its programs serve on.
 fn orphaned(ns: &NetNs, mut agent: Agent) -> Result<()> {
     let serve =
         "kpx's programs serve here without an agent: Services stay in their last known state";
@@ -156,7 +156,7 @@ fn orphaned(ns: &NetNs, mut agent: Agent) -> Result<()> {
     Ok(())
 }
 
-/// The objects of the cluster ask for it.
+/// The cluster's objects ask for the failure.
 fn in_the_objects(
     node: &Node,
     base: &WatchedLab,
@@ -222,7 +222,7 @@ fn in_the_objects(
     )
 }
 
-/// kpx forwards, and what comes behind it fails.
+/// kpx forwards, and a later step fails.
 fn behind_kpx(node: &Node, services: &[Service]) -> Result<()> {
     let client = node.lab.host("p1a").addrs.v4;
     let trace = |name: &str| format!("trace --from {client} --to svc/default/{name}:tcp");
@@ -310,7 +310,7 @@ fn behind_kpx(node: &Node, services: &[Service]) -> Result<()> {
     node.names("a dead backend", &trace("dead"), &words)
 }
 
-/// The same of UDP, where only the missing answer shows the failure.
+/// The same for UDP, where only the missing answer shows the failure.
 fn of_datagrams(node: &Node, services: &[Service]) -> Result<()> {
     let client = node.lab.host("p1a").addrs.v4;
     let trace = |name: &str| format!("trace --from {client} --to svc/default/{name}:udp");

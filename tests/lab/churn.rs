@@ -1,5 +1,5 @@
-//! Changes of a node beside kpx: devices come and go, others undo what kpx did, kube-proxy was
-//! there or is to come.
+//! Changes of a node while kpx runs: devices come and go, other programs undo kpx's work,
+//! kube-proxy precedes or follows kpx.
 
 pub(crate) mod fixture;
 mod kube_proxy;

@@ -1,5 +1,5 @@
-//! kpx and a node's devices: who gets programs, how soon, by which mechanism, and what is left when
-//! kpx ends.
+//! kpx and a node's devices: which devices get programs, how soon, by which mechanism, and the
+//! state after kpx ends.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -128,7 +128,7 @@ fn next_kpx_takes_over_from_a_killed_one() -> Result<()> {
     Ok(())
 }
 
-/// The kernel keeps TCX programs on a device that moves, and no agent sees it move.
+/// The kernel keeps TCX programs on a device that moves, while no agent sees the move.
 #[test]
 fn device_that_moved_while_no_agent_ran_loses_its_programs_with_the_next_one() -> Result<()> {
     let node = NetNs::machine_v4("moved")?;

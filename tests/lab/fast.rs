@@ -1,4 +1,5 @@
-//! `--fast-path`: packets of open connections skip the node's stack, and only the clock shows it.
+//! `--fast-path`: packets of open connections skip the node's stack without visible effects except
+//! speed.
 
 mod bans;
 mod conditions;
@@ -236,7 +237,8 @@ fn automatic_is_off_as_long_as_rules_drop_packets() -> Result<()> {
     agent.stop()
 }
 
-/// Conntrack must not miss packets of connections that it follows: a stranger could end those then.
+/// Conntrack must see all packets of connections that it tracks; otherwise a stranger could end
+/// them.
 fn automatic_leaves_conntracks_connections_to_the_stack(running: &Running<Fixture>) -> Result<()> {
     let Running { fixture, agent } = running;
     says(
@@ -273,8 +275,7 @@ fn automatic_leaves_conntracks_connections_to_the_stack(running: &Running<Fixtur
     Ok(())
 }
 
-/// A connection of which the stack sees nothing, as neither its rules nor conntrack would do
-/// anything to it.
+/// A bypass connection: neither rules nor conntrack would act on it, so the stack sees none of it.
 fn whole_connections_between_pods_skip_the_stack(running: &Running<Fixture>) -> Result<()> {
     let Running { fixture, agent } = running;
     // The CNI masquerades what leaves the pods' network, and nothing else.
@@ -370,7 +371,7 @@ fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resul
     agent.stop()
 }
 
-/// Rules that come while no agent looks for them count as well.
+/// Rules that arrive while no agent watches count as well.
 #[test]
 fn new_connections_meet_rules_soon_after_the_agent_has_ended() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -395,7 +396,7 @@ fn new_connections_meet_rules_soon_after_the_agent_has_ended() -> Result<()> {
     })
 }
 
-/// The kernel forgets link addresses of pods that the stack sends nothing to.
+/// The kernel forgets link addresses of pods to which the stack sends nothing.
 #[test]
 fn a_whole_connection_outlives_its_neighbours_while_rules_refuse_it() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -481,7 +482,7 @@ fn until_bypass(fixture: &Fixture, agent: &Agent, family: Family) -> Result<()> 
     })
 }
 
-/// Waits until `kpx status` says this of the fast path.
+/// Waits until `kpx status` shows this text about the fast path.
 fn says(agent: &Agent, what: &str) -> Result<()> {
     let mut said = String::new();
     wait_until(DEADLINE, what, || {

@@ -1,6 +1,6 @@
-//! A flood of SYNs with forged sources, against a backend that answers each of them, and of ACKs
-//! that claim to have seen the answer. Beside them, RSTs, FINs and SYNs in the names of clients
-//! whose connections are silent. Open connections stay open, and new connections get through.
+//! A flood of SYNs with spoofed sources against a backend that answers each of them, and of ACKs
+//! that claim to have seen the answer. RSTs, FINs and SYNs spoof clients whose connections are
+//! silent. Open connections survive, and new connections succeed.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -20,16 +20,16 @@ use testbed::stranger::{self, Stranger};
 /// The port of every server of the lab, and the one that clients outside dial.
 const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
-/// Room in each family's flow table: the flood brings more flows than that.
+/// The size of each family's flow table: the flood brings more flows.
 const FLOW_ENTRIES: usize = 8_192;
-/// It lasts as long at least, and until it has brought them.
+/// The minimum duration of the flood, which ends after it has brought them.
 const FLOOD: Duration = Duration::from_secs(3);
 const SYNS: u64 = 2 * FLOW_ENTRIES as u64;
-/// The time limit, on any machine.
+/// The time limit on any machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// SYNs between a SYN and its ACK. The half-open queue holds more.
 const LEAD: usize = FLOW_ENTRIES / 16;
-/// Longer than kpx takes a silent connection for one that may have data on its way.
+/// Longer than the time for which kpx assumes data in flight on a silent connection.
 const SILENCE: Duration = Duration::from_secs(4);
 /// Connections that are used during the flood, and as many that are silent, in each family.
 const CONNECTIONS: usize = 10;
@@ -123,7 +123,7 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
 }
 
 /// Conntrack forgets a connection that is silent for ten seconds after a RST in its window, and
-/// masquerades what the pod sends next.
+/// masquerades the pod's next packet.
 #[test]
 fn silent_connection_outlives_resets_of_all_windows() -> Result<()> {
     /// Less than the first window of a connection.
@@ -141,7 +141,7 @@ fn silent_connection_outlives_resets_of_all_windows() -> Result<()> {
     let ends = ends.collect::<Result<Vec<_>>>()?;
     idle(SILENCE)?;
     let stranger = Stranger::on(lab.lab.host("x"))?;
-    // One connection of each family is enough for so many packets.
+    // One connection of each family is enough for this many packets.
     let victims = [ends[0], ends[CONNECTIONS]];
     for [client, node_port] in victims {
         for seq in (0..=u32::MAX).step_by(STEP) {
@@ -178,7 +178,7 @@ fn served() -> Result<ServedLab> {
     Ok(lab)
 }
 
-/// The addresses by which clients outside dial the Service.
+/// Returns the addresses by which outside clients dial the Service.
 fn node_ports(lab: &ServedLab) -> [SocketAddr; 2] {
     Family::ALL.map(|family| SocketAddr::new(lab.lab.n1.host.addrs.ip(family), NODE_PORT))
 }
@@ -206,7 +206,8 @@ fn exchange(standing: &mut [Connection]) -> Result<()> {
     Ok(())
 }
 
-/// Goes on for as long as the flood does: connections are used, others made. How many were.
+/// Uses open connections and makes new ones for as long as the flood lasts. Returns the number of
+/// new ones.
 fn under_flood(
     client: &Host,
     to: [SocketAddr; 2],
@@ -229,7 +230,7 @@ fn under_flood(
     Ok(dialled)
 }
 
-/// Sends as fast as one thread can, and counts the SYNs of strangers.
+/// Sends as fast as one thread can, and counts the spoofed SYNs.
 fn flood(
     from: &Host,
     mut strangers: [Names; 2],
@@ -249,7 +250,7 @@ fn flood(
     Ok(())
 }
 
-/// The names of one family in which the stranger sends.
+/// The spoofed addresses of one family.
 struct Names {
     to: SocketAddr,
     /// The SYNs that wait for their ACKs.
@@ -283,7 +284,7 @@ impl Names {
         ([handshake, end], syns)
     }
 
-    /// Returns a source in a range that no host has here.
+    /// Returns a source in a range without hosts.
     fn name(&self) -> SocketAddr {
         let name: u32 = rand::random();
         let ip = match self.to.ip() {

@@ -1,4 +1,4 @@
-//! Hosts that are no nodes reach the cluster's services (`kpx run --mode host`).
+//! Hosts that are not nodes reach the cluster's Services (`kpx run --mode host`).
 
 mod changes;
 mod fixture;

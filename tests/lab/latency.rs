@@ -1,4 +1,4 @@
-//! The time until backends answer, and connections that fail: of real connections, from the
+//! The time until backends answer, and failed connections: from real connections by way of the
 //! programs' maps to the agent's answers.
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! `kpx monitor` beside real traffic: what opens flows and what is refused, while somebody watches.
+//! `kpx monitor` with real traffic: opened flows and refused packets while a client watches.
 
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -130,7 +130,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
 
 /// Each device with IPv6 reports its multicast groups, so the anchor does as well.
 #[test]
-fn housekeeping_of_the_anchor_is_no_refusal() -> Result<()> {
+fn anchor_housekeeping_counts_no_refusal() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b"], PORT)?;
     let none = Service::new("none", 11, &[], PORT);
     base.put(&none)?;

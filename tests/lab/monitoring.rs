@@ -1,4 +1,4 @@
-//! Dashboard and alerts: well formed, and about series that a running kpx has.
+//! Dashboard and alerts: well-formed, and based on series that a running kpx has.
 
 mod files;
 mod query;

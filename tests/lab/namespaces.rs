@@ -1,4 +1,4 @@
-//! The lab itself works without kpx: a failure elsewhere is kpx's.
+//! The lab works without kpx, so that a failure elsewhere is kpx's.
 
 use std::time::{Duration, Instant};
 
@@ -212,7 +212,7 @@ fn sctp_is_refused_by_its_own_ports_error_alone() {
 }
 
 #[test]
-fn a_narrow_hop_is_learnt_by_icmp_or_not_at_all() {
+fn narrow_hop_is_found_only_by_icmp() {
     let lab = Lab::start(Layout::Routed).unwrap();
     let servers = Servers::start().unwrap();
     servers.serve(&lab.n1.host, PORT).unwrap();

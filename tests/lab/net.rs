@@ -1,5 +1,5 @@
-//! The agent's netlink side against this machine's kernel. Every test works in network namespaces
-//! of its own.
+//! The agent's netlink code against this machine's kernel. Every test has its own network
+//! namespaces.
 
 mod anchor;
 mod health_checks;

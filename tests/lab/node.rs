@@ -1,4 +1,4 @@
-//! The programs' knowledge of a node, from its devices, its objects and the operator's flags.
+//! The maps' view of a node, from its devices, its objects and the operator's flags.
 
 mod addresses;
 mod bridges;

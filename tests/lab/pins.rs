@@ -1,4 +1,4 @@
-//! Pins outlive an agent: packets pass while none runs, and the next agent takes over.
+//! Pins outlive an agent: packets pass without an agent, and the next agent takes over.
 
 mod fixture;
 mod start;
@@ -215,7 +215,7 @@ impl Open {
 }
 
 impl Fixture {
-    /// From a pod and from the node itself.
+    /// Opens connections from a pod and from the node itself.
     fn connections(&self) -> Result<Open> {
         let from = ["p1a", NODE]
             .into_iter()

@@ -1,4 +1,4 @@
-//! Local redirects: pods of a node answer for a Service there.
+//! Local redirects: pods of a node answer for a Service on that node.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -69,7 +69,7 @@ impl Fixture {
         connection.with_context(|| format!("{client} connects to {to} by {protocol}"))
     }
 
-    /// Returns who answers a client, by each protocol in each family.
+    /// Returns the answering backend for a client, by each protocol in each family.
     fn answers(&self, client: &str) -> Result<Vec<String>> {
         let mut all = Vec::new();
         for (family, protocol) in Family::ALL

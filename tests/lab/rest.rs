@@ -1,4 +1,4 @@
-//! An agent with nothing to do, which rests.
+//! An idle agent, which must sleep.
 
 use std::collections::BTreeMap;
 use std::fs;

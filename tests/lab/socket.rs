@@ -1,5 +1,5 @@
-//! Socket load balancing, with real sockets: the programs are attached to a cgroup that this
-//! process alone is in.
+//! Socket load balancing with real sockets. The programs are attached to a cgroup that contains
+//! only this process.
 
 mod aborted;
 mod fixture;

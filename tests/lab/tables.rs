@@ -1,5 +1,5 @@
-//! The agent's tables in the kernel's maps: what is written is what is read, and what is deleted is
-//! gone.
+//! The agent's tables in the kernel's maps: reads return the written rows, and deletions remove
+//! them.
 
 use std::net::Ipv4Addr;
 use std::sync::{Mutex, MutexGuard, PoisonError};

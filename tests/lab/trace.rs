@@ -24,7 +24,7 @@ struct Names(Vec<(&'static str, IpAddr)>);
 impl Names {
     fn new(names: impl IntoIterator<Item = (&'static str, IpAddr)>) -> Self {
         let mut names: Vec<_> = names.into_iter().collect();
-        // 10.0.0.1 is part of 10.0.0.10.
+        // 10.0.0.1 is a prefix of 10.0.0.10.
         names.sort_by_key(|(_, addr)| std::cmp::Reverse(addr.to_string().len()));
         Self(names)
     }
@@ -87,7 +87,7 @@ fn without_port(line: &str) -> String {
     )
 }
 
-/// Runs kpx; its standard output if it succeeds, else an error with its standard error.
+/// Runs kpx. Returns its standard output if it succeeds, else an error with its standard error.
 fn kpx(command: &mut Command) -> Result<String> {
     let output = command
         .output()

@@ -1,4 +1,4 @@
-//! One row of the matrix: a client, what it dials, and what must come of it.
+//! A row of the matrix: a client, its destination, and the expected outcome.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -14,60 +14,60 @@ pub(crate) struct Case {
     pub(crate) client: &'static str,
     pub(crate) to: To,
     pub(crate) service: &'static str,
-    /// In the default mode.
+    /// The outcome in the default mode.
     pub(crate) default: Expect,
-    /// With `--masquerade compat`, as kube-proxy does it.
+    /// The outcome with `--masquerade compat`, as with kube-proxy.
     pub(crate) compat: Expect,
 }
 
-/// At which of its addresses a service is dialled.
+/// The address at which the client dials a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum To {
     ClusterIp,
-    /// Its ClusterIP, at a port that it does not offer.
+    /// The ClusterIP, at a port that the Service does not have.
     ClusterIpOtherPort,
-    /// At a node's primary address.
+    /// A node's primary address.
     NodePort(&'static str),
-    /// At n1's address on the segment beside the fabric.
+    /// n1's address on the segment beside the fabric.
     NodePortSecond,
-    /// At 127.0.0.1 or ::1.
+    /// 127.0.0.1 or ::1.
     NodePortLoopback,
-    /// At an address of n1 that `--nodeport-addresses` leaves out.
+    /// An address of n1 outside `--nodeport-addresses`.
     NodePortElsewhere,
     ExternalIp,
     LoadBalancer,
-    /// Its load balancer's address, at a port that it does not offer.
+    /// The load balancer's address, at a port that the Service does not have.
     LoadBalancerOtherPort,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
-    /// The service's only backend answers, and sees the client so.
+    /// The Service's only backend answers, and sees this source.
     Seen(Seen),
-    /// Another server answers: the packet was nothing to kpx.
+    /// Another server answers, because kpx leaves the packet alone.
     Other(&'static str, Seen),
     /// An RST or an ICMP error at once.
     Refused,
-    /// Nothing at all.
+    /// No answer.
     Silence,
 }
 
-/// The address with which a backend sees its client.
+/// The source address that a backend sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
     /// The client's own.
     Client,
-    /// The one that the client dials, because it is its own too.
+    /// The dialled address, which is the client's own too.
     Dialled,
-    /// The primary one of this node.
+    /// The primary address of this node.
     Node(&'static str),
     /// The address of the device through which this node reaches the backend.
     Egress(&'static str),
-    /// The one from which the client dials the backend itself.
+    /// The source from which the client dials the backend directly.
     Routed,
 }
 
-/// The same in both modes.
+/// The same outcome in both modes.
 pub(crate) const fn same(
     id: &'static str,
     client: &'static str,
@@ -85,7 +85,7 @@ pub(crate) const fn same(
     }
 }
 
-/// The backend sees one address in the default mode, another in kube-proxy's.
+/// One source in the default mode, another in kube-proxy's.
 pub(crate) const fn modes(
     id: &'static str,
     client: &'static str,
@@ -109,7 +109,7 @@ impl Case {
         self.id.starts_with('C')
     }
 
-    /// Does a node dial an address of its own, and somebody else answers?
+    /// Returns true if a node dials its own address and another host answers.
     pub(crate) fn starts_on_lo(&self) -> bool {
         let is_own = match self.to {
             To::NodePort(node) => node == self.client,
@@ -122,13 +122,13 @@ impl Case {
         is_own && services::backend(self.service) != self.client
     }
 
-    /// Do a process of a node and a backend in the network of the same node meet?
+    /// Returns true if a process of a node reaches a backend in the network of the same node.
     pub(crate) fn is_answered_on_lo(&self) -> bool {
         services::backend(self.service) == self.client
     }
 
-    /// Does a socket of a node get a backend at its connect? Only packets show a client to source
-    /// ranges, and reach another node's NodePort.
+    /// Returns true if a node's socket gets a backend at connect. Source ranges and other nodes'
+    /// NodePorts need packets.
     pub(crate) fn is_led(&self) -> bool {
         let is_for_sockets =
             !matches!(self.to, To::NodePort(node) if node != self.client) && self.id != "L08";
@@ -139,7 +139,7 @@ impl Case {
         if compat { self.compat } else { self.default }
     }
 
-    /// The address that the client dials.
+    /// Returns the address that the client dials.
     pub(crate) fn addr(&self, lab: &Lab, family: Family) -> SocketAddr {
         let service = services::index(self.service);
         let at = |addrs: Dual, port| SocketAddr::new(addrs.ip(family), port);
@@ -160,7 +160,7 @@ impl Case {
         }
     }
 
-    /// The client's own address for this case.
+    /// Returns the client's own address in this case.
     fn client_addr(&self, lab: &Lab, family: Family) -> IpAddr {
         let host = lab.host(self.client);
         match self.to {
@@ -169,7 +169,7 @@ impl Case {
         }
     }
 
-    /// The address with which `backend` must see the client.
+    /// Returns the source address with which `backend` must see the client.
     pub(crate) fn source(
         &self,
         seen: Seen,
@@ -218,7 +218,7 @@ fn egress(lab: &Lab, setting: &Setting, node: Option<&Node>, backend: &str) -> D
     }
 }
 
-/// Returns an address that only tests give to hosts: far from the Services' own.
+/// Returns an address that only tests give to hosts, far from the Services' own.
 pub(crate) fn spare(nth: u8) -> Dual {
     EXTERNAL.host(200 + nth)
 }

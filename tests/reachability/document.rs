@@ -1,4 +1,4 @@
-//! `docs/reachability.md` says what the cases are; it is compared with them.
+//! Compares `docs/reachability.md` with the cases.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! A lab with its servers, its cluster and its agents, all at work.
+//! A lab with its servers, its cluster and its running agents.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use testbed::lab::{CLUSTER_PODS, EXTERNAL, Family, Lab};
 
 use super::services::{self, PORT, SECOND_PORT};
 
-/// For one answer of several that are tried until one comes.
+/// The timeout of one of several tries.
 const TRY: Duration = Duration::from_millis(250);
 
 /// The number of equal reads in a row after which the tables count as settled.
@@ -27,7 +27,7 @@ pub(crate) struct Fixture<'a> {
     pub(crate) agents: Vec<Agent<'a>>,
 }
 
-/// Everything that listens, and the addresses beside the hosts' own ones.
+/// Makes all listeners, and the addresses besides the hosts' own ones.
 pub(crate) fn create_services(lab: &Lab, servers: &Servers) -> Result<()> {
     for host in lab.backends() {
         servers.serve(host, PORT)?;
@@ -69,9 +69,9 @@ pub(crate) fn create_services(lab: &Lab, servers: &Servers) -> Result<()> {
 }
 
 /// Sets up the kernel's SCTP. By default it does not dial a public address from a private one if
-/// the host has any other, whichever source the route names. In one kernel a refusal comes before
-/// `connect` returns, and is not heard. Only the refusal of the next INIT counts, which follows
-/// after three seconds by default.
+/// the host has any other, whichever source the route names. In one kernel a refusal that precedes
+/// the return of `connect` is lost; only the refusal of the next INIT counts, by default three
+/// seconds later.
 fn set_up_sctp(lab: &Lab) -> Result<()> {
     lab.nodes()
         .into_iter()
@@ -82,9 +82,9 @@ fn set_up_sctp(lab: &Lab) -> Result<()> {
         .try_for_each(|host| host.ns.sysctl("sctp/rto_initial", "200")) // Milliseconds.
 }
 
-/// SCTP of a kernel tells the routing rules its ports, SCTP of a raw socket does not. So beside
-/// each of kpx's rules with a port there must be one without a port. That holds for all frontends
-/// that our sockets dial, which are all but the proxy's.
+/// The kernel's SCTP sets ports in its route look-ups, SCTP of a raw socket does not. So each of
+/// kpx's rules with a port needs a twin without a port. That holds for all frontends that our
+/// sockets dial, which are all but the proxy's.
 fn lead_sctp_to_rules(lab: &Lab) -> Result<()> {
     let all = EXTERNAL;
     let proxy = services::vip(services::index("proxied"));
@@ -109,9 +109,9 @@ fn lead_sctp_to_rules(lab: &Lab) -> Result<()> {
 }
 
 impl<'a> Fixture<'a> {
-    /// Both nodes run kpx with these arguments.
+    /// Runs kpx on both nodes with these arguments.
     pub(crate) fn new(lab: &'a Lab, cluster: &'a Cluster, args: &[String]) -> Result<Self> {
-        // ::1 serves node ports where it is named.
+        // ::1 serves node ports only if `--nodeport-addresses` names it.
         let named = if args.iter().any(|arg| arg == "--nodeport-addresses") {
             "localhost"
         } else {
@@ -146,7 +146,7 @@ impl<'a> Fixture<'a> {
             .try_for_each(|object| self.cluster.put(object))
     }
 
-    /// Makes a change of the cluster, of both families, and waits until both nodes' tables show all
+    /// Makes a change of the cluster in both families, and waits until both nodes' tables show all
     /// of it.
     pub(crate) fn settle(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
         let tables = || {
@@ -171,13 +171,13 @@ impl<'a> Fixture<'a> {
         })
     }
 
-    /// Puts a service and waits until every protocol and family of it is served.
+    /// Creates a Service and waits until all of its protocols and families are served.
     pub(crate) fn start(&self, service: &Service) -> Result<()> {
         self.settle(|| self.put(service))?;
         self.eventually(&format!("{} is served", service.name), "p1a", service, true)
     }
 
-    /// Deletes a service with all that belongs to it, and waits until the nodes have forgotten it.
+    /// Deletes a Service with its objects, and waits until the nodes have removed it.
     pub(crate) fn end(&self, service: &Service) -> Result<()> {
         self.settle(|| self.delete(service))
     }
@@ -189,7 +189,7 @@ impl<'a> Fixture<'a> {
             .try_for_each(|object| self.cluster.delete(object))
     }
 
-    /// Waits until a client gets an answer from a service's ClusterIP, or none, over every protocol
+    /// Waits until a client gets an answer from a Service's ClusterIP, or none, over every protocol
     /// and family.
     pub(crate) fn eventually(
         &self,
@@ -201,7 +201,7 @@ impl<'a> Fixture<'a> {
         self.eventually_at(what, client, |family| service.frontend(family), answers)
     }
 
-    /// The same of any address.
+    /// Waits for the same at any address.
     pub(crate) fn eventually_at(
         &self,
         what: &str,
@@ -225,7 +225,7 @@ impl<'a> Fixture<'a> {
         answer.with_context(|| format!("{client} dials {} over {}", dial.to, dial.protocol))
     }
 
-    /// The backends that answer a client over so many connections.
+    /// Returns the backends that answer a client over this many connections.
     pub(crate) fn answering(
         &self,
         client: &str,
@@ -254,7 +254,7 @@ impl<'a> Fixture<'a> {
         Ok(())
     }
 
-    /// No backend of the cluster answers.
+    /// Checks that no backend of the cluster answers.
     pub(crate) fn is_silent(&self, client: &str, dial: Dial) -> Result<()> {
         match dial.deadline(TRY).exchange(&self.lab.host(client).ns, b"?") {
             Ok(answer) => anyhow::bail!("{client} dials {}: {} answers", dial.to, answer.backend),
@@ -264,8 +264,8 @@ impl<'a> Fixture<'a> {
     }
 }
 
-/// Dials from a port without an earlier flow, if the protocol tells flows apart by ports alone.
-/// From a port of the kernel's choice an older flow might go on.
+/// Dials from a port without an earlier flow, if the protocol distinguishes flows only by ports. A
+/// port that the kernel chooses might continue an older flow.
 pub(crate) fn from_unused_port(dial: Dial) -> Dial {
     match dial {
         Dial {
@@ -277,8 +277,8 @@ pub(crate) fn from_unused_port(dial: Dial) -> Dial {
     }
 }
 
-/// The first of so many ports in a row: above those of servers, below the node ports and those that
-/// the kernel chooses.
+/// Returns the first of `count` consecutive unused ports, above the servers' and below the node
+/// ports and the kernel's ephemeral ports.
 pub(crate) fn fresh_ports(count: u16) -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(count.into(), Ordering::Relaxed) % 19_900;
@@ -291,20 +291,20 @@ pub(crate) fn combinations() -> impl Iterator<Item = (Protocol, Family)> {
         .flat_map(|protocol| Family::ALL.map(|family| (protocol, family)))
 }
 
-/// By every protocol and family in turn.
+/// Calls `check` for every protocol and family in turn.
 pub(crate) fn each(mut check: impl FnMut(Protocol, Family) -> Result<()>) -> Result<()> {
     combinations().try_for_each(|(protocol, family)| {
         check(protocol, family).with_context(|| format!("{protocol} {family}"))
     })
 }
 
-/// Returns the arguments with which kpx masquerades as kube-proxy does.
+/// Returns the arguments for kube-proxy's masquerading.
 pub(crate) fn compat_args() -> Vec<String> {
     let pods = Family::ALL
         .map(|family| CLUSTER_PODS.cidr(family))
         .join(",");
-    // Packets of the node's sockets are tried here; in the other settings its connections get
-    // backends at once.
+    // Here the node's sockets send packets to frontends; in the other settings socket load
+    // balancing translates connections at connect.
     [
         "--masquerade",
         "compat",

@@ -1,7 +1,7 @@
-//! The reachability of Services: the backend that answers and the client that it sees, with real
+//! The reachability of Services: the backend that answers and the source that it sees, with real
 //! sockets, in every setting.
 //!
-//! Both nodes run kpx. The cases' names are those of the reachability matrix of kpx's design;
+//! Both nodes run kpx. The names of the cases are those of the reachability matrix;
 //! `docs/reachability.md` lists them.
 
 mod case;
@@ -62,8 +62,8 @@ fn pods_on_macvlan_devices_reach_services() {
     check(Layout::Macvlan, false, Cluster::with_manifests).unwrap();
 }
 
-/// Checks pods whose sockets get backends at once, as those on a bridge do by default. Hairpins are
-/// left out: nothing masquerades them.
+/// Pods under socket load balancing, as pods on a bridge are by default. Hairpins are left out,
+/// because nothing masquerades them.
 #[test]
 fn pods_in_cgroups_reach_services_by_their_sockets() {
     led().unwrap();
@@ -150,7 +150,7 @@ fn overlaid_pods_masqueraded_as_kube_proxy_does() {
     check(Layout::Vxlan, true, Cluster::with_manifests).unwrap();
 }
 
-/// Runs everything in one lab, and only then fails, with all that went wrong.
+/// Runs everything in one lab, and fails at the end with all errors.
 fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> Result<()> {
     let lab = Lab::start(layout)?;
     let servers = Servers::start()?;
@@ -168,7 +168,7 @@ fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> 
 
     let mut results = Results::default();
     let plain = Setting::plain(layout, compat);
-    // These differ from routed pods in their devices alone: one setting shows them.
+    // These differ from routed pods only in their devices, so one setting suffices.
     let has_more = !matches!(layout, Layout::Tunnel(_) | Layout::Macvlan);
     if has_more {
         run_settings(&lab, plain, &mut results)?;
@@ -201,8 +201,8 @@ fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> 
         .with_context(|| format!("{layout:?} {}; logs of kpx:\n{logs}", mode(compat)))
 }
 
-/// Everything in the plain setting and in those that are watched; ClusterIPs, for all that is
-/// forwarded is so alike, in the others too.
+/// Runs everything in the plain and the watched settings, and ClusterIPs in all others: everything
+/// forwarded behaves alike.
 fn run_settings(lab: &Lab, plain: Setting, results: &mut Results) -> Result<()> {
     for rp_filter in [0, 1, 2] {
         for default_route in [true, false] {
@@ -250,7 +250,7 @@ fn run_settings(lab: &Lab, plain: Setting, results: &mut Results) -> Result<()> 
     )
 }
 
-/// With answers of n1 that leave by another link than the questions came in by.
+/// Runs cases in which n1's answers leave by another link than the requests came in by.
 fn run_asymmetric(lab: &Lab, cluster: &Cluster, results: &mut Results) -> Result<String> {
     let plain = Setting::plain(lab.layout, false);
     let setting = |rp_filter, ways| Setting {
@@ -275,7 +275,7 @@ fn run_asymmetric(lab: &Lab, cluster: &Cluster, results: &mut Results) -> Result
     Ok(logs)
 }
 
-/// With flags that change who may dial what.
+/// Runs the table with flags that restrict clients and frontends.
 fn run_flags(
     lab: &Lab,
     servers: &Servers,
@@ -312,7 +312,7 @@ fn run_flags(
     Ok(logs)
 }
 
-/// Runs the table while every host's packets are captured and connection tracking is watched.
+/// Runs the table while all hosts' packets are captured and conntrack is watched.
 fn run_watched(
     lab: &Lab,
     setting: Setting,
@@ -355,12 +355,13 @@ fn run_watched(
     Ok(())
 }
 
-/// A client that dials only frontends must never see a packet from a backend's own address.
+/// Checks that a client that dials only frontends never receives a packet from a backend's own
+/// address.
 fn only_frontends(lab: &Lab, packets: &[Packet]) -> Result<()> {
     for name in ["p1b", "p2a", "n2", "ext"] {
         for family in Family::ALL {
             let backend = lab.host(name).addrs.ip(family);
-            // Frontends are at other ports than backends, and n2 is both.
+            // Frontends and backends have different ports, and n2 is both.
             if let Some(packet) = packets
                 .iter()
                 .find(|packet| packet.src == (backend, services::PORT).into())

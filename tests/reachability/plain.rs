@@ -1,5 +1,5 @@
-//! The cases in the default setting of a node, for kernels in virtual machines
-//! (`cargo xtask vmtest`). All settings would take too long there. SCTP there is the kernel's own.
+//! The cases in a node's default setting, for kernels in virtual machines (`cargo xtask vmtest`),
+//! where all settings would take too long. SCTP there is the kernel's own.
 #![allow(dead_code, reason = "what only the other cases use")]
 
 mod case;
@@ -66,7 +66,7 @@ fn pods_on_macvlan_devices_reach_services() {
     some(Layout::Macvlan, Uplink::Card, SHAPED).unwrap();
 }
 
-/// A pod's packet to elsewhere comes in by the uplink, and the reply leaves by the node's own
+/// A pod's outbound packet comes in by the uplink, and the reply leaves by the node's own ipvlan
 /// device beside the pods'.
 #[test]
 fn pods_on_ipvlan_devices_reach_other_services() {
@@ -84,7 +84,7 @@ fn pods_on_netkit_pairs_reach_services() {
 
 fn some(layout: Layout, uplink: Uplink, cases: &[&str]) -> Result<()> {
     let lab = Lab::start_with(layout, uplink)?;
-    // Only their addresses tell such pods.
+    // Only their addresses identify such pods.
     let compat = layout == Layout::Ipvlan;
     serve(
         &lab,
@@ -103,7 +103,7 @@ fn some(layout: Layout, uplink: Uplink, cases: &[&str]) -> Result<()> {
     )
 }
 
-/// Everything as it is, without offloads, and without those of the nodes' links alone.
+/// Runs the cases with all offloads, without offloads, and without those of the nodes' links.
 fn check(args: &[&str]) -> Result<()> {
     let lab = Lab::start(Layout::Routed)?;
     serve(
@@ -129,7 +129,7 @@ fn check(args: &[&str]) -> Result<()> {
     )
 }
 
-/// Runs rows in a lab with kpx on both nodes, and only then fails, with all that went wrong.
+/// Runs rows in a lab with kpx on both nodes, and fails at the end with all errors.
 fn serve(lab: &Lab, args: Vec<String>, run: impl FnOnce(&mut Results) -> Result<()>) -> Result<()> {
     let servers = Servers::start()?;
     create_services(lab, &servers)?;

@@ -1,4 +1,4 @@
-//! The results of all cases: a run does not stop at the first failure.
+//! The results of all cases. A run continues after a failure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::table::{ABOUT, NOT_RUN};
 
 #[derive(Default)]
 pub(crate) struct Results {
-    /// By case: rows that passed, rows in all.
+    /// By case: rows that passed, rows in total.
     cases: BTreeMap<&'static str, (u32, u32)>,
     failures: Vec<String>,
 }

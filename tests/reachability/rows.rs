@@ -17,11 +17,11 @@ use super::results::Results;
 use super::services;
 use super::setting::Setting;
 
-/// How long a packet that must be dropped is waited for.
+/// The waiting time for a packet that must be dropped.
 const SILENCE: Duration = Duration::from_millis(400);
-/// A refusal is a message, not a time-out, and comes at the second try at the latest.
+/// The timeout of a refusal, which is a message and comes at the second try at the latest.
 const AT_ONCE: Duration = Duration::from_millis(2_400);
-/// Conversations at a time.
+/// The number of parallel conversations.
 const WORKERS: usize = 16;
 
 pub(crate) fn run<'a>(
@@ -57,11 +57,11 @@ struct Row {
     size: Size,
 }
 
-/// How much a client sends.
+/// The size of a client's request.
 #[derive(Clone, Copy)]
 enum Size {
     Bytes(usize),
-    /// UDP: in one datagram, which IP cuts into fragments.
+    /// One UDP datagram, which IP fragments.
     Fragments(usize),
 }
 
@@ -90,8 +90,7 @@ fn rows(case: Case, setting: &Setting) -> Vec<Row> {
     rows
 }
 
-/// See `NOT_RUN`. What the kernel's own SCTP sends in one packet says itself that it must not be
-/// cut.
+/// See `NOT_RUN`. The kernel's own SCTP sets DF on packets that it sends whole.
 fn is_left_out(case: Case, protocol: Protocol, size: Size, mtu: usize) -> bool {
     let is_long_message = match size {
         Size::Fragments(_) => false,
@@ -104,7 +103,7 @@ fn is_left_out(case: Case, protocol: Protocol, size: Size, mtu: usize) -> bool {
             && kernel::version().is_ok_and(|version| version < (5, 12))
 }
 
-/// One byte; one more than a TCP segment takes; what the kernel cuts up as late as it can;
+/// Returns one byte; one more than a TCP segment; the most that the kernel segments late;
 /// fragments.
 fn sizes(expect: Expect, protocol: Protocol, family: Family, mtu: usize) -> Vec<Size> {
     use Size::{Bytes, Fragments};
@@ -160,7 +159,7 @@ impl Row {
         }
     }
 
-    /// By two exchanges of one connection, the last one over TCP half-open.
+    /// Checks two exchanges of one connection, the last one over half-closed TCP.
     fn is_answered(
         &self,
         dial: Dial,
@@ -175,7 +174,8 @@ impl Row {
             Size::Fragments(size) => (dial.fragments(), size),
         };
         let converse = |dial: Dial| -> Result<[Answer; 2], Fault> {
-            // A second conversation gets no answers to the first one, which may come late.
+            // A second conversation gets its own port, since answers to the first one may come
+            // late.
             let mut connection = from_unused_port(dial).connect(&lab.host(self.case.client).ns)?;
             Ok([
                 connection.exchange(&[0])?,

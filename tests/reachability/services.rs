@@ -1,5 +1,5 @@
-//! The cluster's services. Those whose backends any client may reach are called after their only
-//! one.
+//! The cluster's Services. A Service whose backends any client may reach has the name of its only
+//! backend.
 
 use std::net::SocketAddr;
 
@@ -8,9 +8,9 @@ use testbed::lab::{Dual, EXTERNAL, Family, Lab};
 
 use super::case::spare;
 
-/// The port of every server of the lab.
+/// The port of all servers of the lab.
 pub(crate) const PORT: u16 = 8080;
-/// A port that no service offers.
+/// A port that no Service has.
 pub(crate) const SECOND_PORT: u16 = 81;
 const FIRST: u8 = 11;
 
@@ -45,7 +45,7 @@ const NAMES: [&str; 27] = [
     "listened",
 ];
 
-/// All that do not change while the tests run.
+/// Returns all Services that stay unchanged while the tests run.
 pub(crate) fn services(lab: &Lab) -> Vec<Service> {
     NAMES.map(|name| service(lab, name)).to_vec()
 }
@@ -98,10 +98,10 @@ fn service(lab: &Lab, name: &'static str) -> Service {
     }
 }
 
-/// The services that have their addresses on an interface of n1, as MetalLB and kube-vip give them.
+/// The Services whose addresses are on an interface of n1, as with MetalLB and kube-vip.
 pub(crate) const HERE: [&str; 4] = ["here", "here-local", "away-local", "for-n1"];
 
-/// The only backend of a service that has one.
+/// Returns the only backend of a Service with one backend.
 pub(crate) fn backend(name: &str) -> &str {
     match name {
         "p1a" | "p1b" | "p2a" | "n1" | "n2" | "ext" => name,
@@ -110,7 +110,7 @@ pub(crate) fn backend(name: &str) -> &str {
     }
 }
 
-/// Its addresses are the `index`th of their networks.
+/// Returns the index of a Service's addresses in their networks.
 pub(crate) fn index(name: &str) -> u8 {
     let at = NAMES.iter().position(|known| *known == name);
     let at = at.unwrap_or_else(|| panic!("the cluster has no service {name}"));
@@ -129,7 +129,7 @@ pub(crate) fn health_check_port(index: u8) -> u16 {
     30_400 + u16::from(index)
 }
 
-/// Returns the address of a service's load balancer.
+/// Returns the address of a Service's load balancer.
 pub(crate) fn vip(index: u8) -> Dual {
     EXTERNAL.host(index)
 }
@@ -138,7 +138,7 @@ pub(crate) fn external_ip(index: u8) -> Dual {
     EXTERNAL.host(100 + index)
 }
 
-/// Returns the address that n1 has and `--nodeport-addresses` leaves out.
+/// Returns the address of n1 that `--nodeport-addresses` leaves out.
 pub(crate) fn left_out() -> Dual {
     spare(0)
 }

@@ -1,4 +1,4 @@
-//! How nodes and network are set up while the table runs.
+//! The set-up of nodes and network while the table runs.
 
 use std::fmt;
 
@@ -18,12 +18,12 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Returns the setting of a node out of the box.
+    /// Returns a node's default setting.
     pub(crate) fn plain(layout: Layout, compat: bool) -> Self {
         let pod_route = PodRoute::Eth0;
         let ways = Ways::Eth0;
-        // What pods on ipvlan devices send comes in by the uplink, and their addresses are not
-        // there.
+        // Packets of pods on ipvlan devices come in by the uplink, although no route leads to their
+        // addresses there.
         let rp_filter = if layout == Layout::Ipvlan { 2 } else { 1 };
         Self {
             layout,
@@ -71,7 +71,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// The masquerade mode, as its flag calls it.
+/// Returns the masquerade mode, in the flag's words.
 pub(crate) fn mode(compat: bool) -> &'static str {
     if compat { "compat" } else { "default" }
 }

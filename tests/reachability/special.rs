@@ -1,4 +1,4 @@
-//! Cases that are more than one conversation.
+//! Cases with more than one conversation.
 
 mod addresses;
 mod affinity;
@@ -22,13 +22,13 @@ pub(crate) struct Special {
     check: Check,
 }
 
-/// A check for each protocol and family by itself, or for all of them at once.
+/// A check for each protocol and family, or for all at once.
 enum Check {
     Each(fn(&Fixture, Protocol, Family) -> Result<()>),
-    /// Where a change of the cluster, or time that passes, would be the same for each of them.
+    /// Runs once, because each protocol would repeat the same change of the cluster or the same
+    /// wait.
     Together(fn(&Fixture) -> Result<()>),
-    /// A check for all at once that mostly waits: its time passes while checks of single protocols
-    /// run.
+    /// A check for all at once that mostly waits, in parallel with checks of single protocols.
     Waiting(fn(&Fixture) -> Result<()>),
 }
 use Check::{Each, Together, Waiting};

@@ -46,7 +46,7 @@ pub(crate) const CASES: &[Case] = &[
     modes("N07", "p1a", NodePort("n1"), "p1b", Client, Egress("n1")),
     same("N07", "p1a", NodePort("n1"), "p1a", EGRESS),
     modes("N08", "p1a", NodePort("n1"), "p2a", Client, Egress("n1")),
-    // n1's CNI masquerades the pod, so that n2 meets a client outside.
+    // n1's CNI masquerades the pod, so n2 sees an outside client.
     modes(
         "N09",
         "p1a",
@@ -204,8 +204,8 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-/// With `--nodeport-addresses`, `--cluster-ip-external=false` and the gate
-/// `AllowServiceExternalIPs` off, in the default mode.
+/// With `--nodeport-addresses`, `--cluster-ip-external=false` and without the gate
+/// `AllowServiceExternalIPs`, in the default mode.
 pub(crate) const CASES_OF_FLAGS: &[Case] = &[
     same("C12", "x", ClusterIp, "p1b", Silence),
     same("C12", "x", ClusterIp, "p2a", Silence),
@@ -217,18 +217,18 @@ pub(crate) const CASES_OF_FLAGS: &[Case] = &[
     same("L16", "x", LoadBalancer, "p2a", EGRESS),
 ];
 
-/// The cases of a node of another shape: each kind of client, and each place of a backend.
+/// The cases of a node with a different set-up: each kind of client, and each place of a backend.
 pub(crate) const SHAPED: &[&str] = &[
     "C01", "C02", "C03", "C04", "C05", "C06", "C07", "C08", "C12", "N01", "N02", "N05", "N07",
     "L01",
 ];
-/// The cases that pods on ipvlan devices run: all of these but those of a pod that dials itself or
-/// a neighbour. The kernel hands their replies on between the two, past every hook.
+/// The cases that pods on ipvlan devices run: the above without those of a pod that dials itself or
+/// a neighbour, whose replies the kernel passes directly between the two, past every hook.
 pub(crate) const ON_IPVLAN: &[&str] = &[
     "C03", "C04", "C05", "C06", "C07", "C08", "C12", "N01", "N02", "N05", "L01",
 ];
-/// The cases of a client outside that n1 answers by another way. It dials n1, which has the backend
-/// or passes it on.
+/// The cases of an outside client that n1 answers by another link. The client dials n1, which has
+/// the backend or forwards to it.
 pub(crate) const ASYMMETRIC: &[&str] = &[
     "N01", "N02", "N03", "N04", "N05", "N06", "L01", "L02", "L03", "L11",
 ];
@@ -339,7 +339,7 @@ pub(crate) const ABOUT: &[(&str, &str)] = &[
 
 const ON_LO: &str = "not run for long messages of the kernel's own SCTP from a process that dials an address of its node: each is one packet that must not be cut";
 
-/// The cases that are not run, and why.
+/// The cases that are not run, with the reason.
 pub(crate) const NOT_RUN: &[(&str, &str)] = &[
     (
         "C20",

@@ -1,4 +1,4 @@
-//! `kpx check` knows what this kernel can do.
+//! `kpx check` reports the features of this kernel.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -6,11 +6,10 @@ use testbed::agent::kpx;
 use testbed::kernel;
 use testbed::netns::NetNs;
 
-/// The first with TCX.
+/// The first kernel with TCX.
 const TCX: (u32, u32) = (6, 6);
 
-/// The first whose programs of sockets can say with which error a call fails, and know the kernel's
-/// own workers.
+/// The first kernel whose socket programs can set the error of a call and recognize kernel workers.
 const LEADS_SOCKETS: (u32, u32) = (6, 1);
 
 #[test]
@@ -30,7 +29,7 @@ fn this_kernel_fits_kpx() -> Result<()> {
     for what in ["capabilities", "programs", "memlock", "kernel"] {
         ensure!(finding(what)["level"] == "ok", "{report:#}");
     }
-    // Where sockets can be led, the kernel takes the programs that choose pods as well.
+    // A kernel with socket programs also accepts the programs that choose pods.
     let sockets = finding("sockets")["found"].to_string();
     ensure!(
         kernel::version()? < LEADS_SOCKETS || !sockets.contains("load program"),

@@ -1,5 +1,5 @@
-//! The remains of kube-proxy's mode ipvs, with real virtual servers: `kpx check` finds them,
-//! `kpx cleanup` removes them.
+//! The remains of kube-proxy's mode ipvs, with real virtual servers: `kpx check` finds them, `kpx
+//! cleanup` removes them.
 
 mod dialling;
 mod migration;
@@ -36,8 +36,8 @@ fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
             ipvsadm(&ns, &["-a", protocol, frontend, "-r", backend, "-m"])?;
         }
     }
-    // A node port of kube-proxy, one of another program, and a server in a network that kube-proxy
-    // excludes.
+    // A node port of kube-proxy, a server of another program, and a server in a network that
+    // kube-proxy excludes.
     for set in [
         "KUBE-NODE-PORT-TCP bitmap:port range 0-65535",
         "KUBE-6-LOAD-BALANCER-SOURCE-CID hash:ip family inet6",
@@ -99,7 +99,7 @@ fn cleanup_removes_the_remains_of_mode_ipvs() -> Result<()> {
 }
 
 #[test]
-fn virtual_servers_of_others_stay() -> Result<()> {
+fn foreign_virtual_servers_stay() -> Result<()> {
     let ns = NetNs::create(format!("kpx-ipvs-other-{}", std::process::id()))?;
     ipvsadm(&ns, &["-A", "-t", FRONTENDS[0], "-s", "rr"])?;
     let output = kpx(&ns, "cleanup --kube-proxy --force")?;
@@ -112,7 +112,7 @@ fn virtual_servers_of_others_stay() -> Result<()> {
     Ok(())
 }
 
-/// A connection to `frontend` is one to `backend`.
+/// Checks that a connection to `frontend` reaches `backend`.
 fn answers(ns: &NetNs, frontend: &str, backend: &str) -> Result<()> {
     let frontend: SocketAddr = frontend.parse()?;
     let backend: SocketAddr = backend.parse()?;
@@ -136,7 +136,7 @@ fn ipvsadm(ns: &NetNs, arguments: &[&str]) -> Result<String> {
     ns.exec(Command::new("ipvsadm").args(arguments))
 }
 
-/// Counts the virtual servers that the kernel lists for this thread, below three lines of headings.
+/// Counts the virtual servers that the kernel lists for this thread, below three heading lines.
 fn virtual_servers(ns: &NetNs) -> Result<usize> {
     let listed = ns
         .run(|| fs::read_to_string("/proc/thread-self/net/ip_vs"))

@@ -1,14 +1,14 @@
-//! The verifiers of old kernels remove no code that the host's kernel keeps.
+//! Old kernels' verifiers keep every instruction that the host's kernel keeps.
 
 use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
 use testbed::kept_lines::{Lines, kept_lines};
 
-/// The lines that the host's kernel has kept, in the guest.
+/// The file in the guest with the lines that the host's kernel has kept.
 const OF_HOST: &str = "/lines";
 
-/// `cargo xtask vmtest` runs this on the host, for the file.
+/// `cargo xtask vmtest` runs this on the host to write the file.
 #[test]
 fn kernel_keeps_the_lines_that_the_host_keeps() -> Result<()> {
     let kept = kept_lines()?;

@@ -1,4 +1,5 @@
-//! kpx on a kernel as `cargo xtask vmtest` boots it: what it needs is not on every machine.
+//! kpx on a kernel that `cargo xtask vmtest` boots. Most machines lack the features that these
+//! tests need.
 
 mod check;
 mod ipvs;

@@ -1,5 +1,5 @@
-//! The chart's values: their table, the names, rights and image that follow them, and the alerts and
-//! the dashboard inside.
+//! The chart's values: their table, their effect on names, rights and image, and the bundled alerts
+//! and dashboard.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use crate::deploy::render::{deploy_dir, helm_output};
 
 const NEEDED: &str = "--set=apiServer.host=192.0.2.1,image.repository=localhost/kpx";
 
-/// Renders the chart with these values beside the required ones. Returns all documents.
+/// Renders the chart with these values besides the required ones. Returns all documents.
 fn rendered(values: &str) -> Result<Vec<Value>> {
     let args = [NEEDED.into(), format!("--set={values}").into()];
     let documents: Vec<Value> = serde_saphyr::from_multiple(&helm_output(&args)?)?;
@@ -26,7 +26,7 @@ fn file(path: &str) -> Result<String> {
     fs::read_to_string(deploy_dir().join(path)).with_context(|| format!("read {path}"))
 }
 
-/// Adds the values below `path` that have no values below them.
+/// Adds the leaf values below `path`.
 fn flatten(path: &str, value: &Value, values: &mut BTreeMap<String, String>) {
     match value {
         Value::Object(fields)
@@ -142,7 +142,8 @@ fn account_and_rights_may_be_the_operators_own() -> Result<()> {
     Ok(())
 }
 
-/// kpx reads Pods to choose sockets and local redirects, and LocalRedirects only for the latter.
+/// kpx reads Pods for socket load balancing and local redirects, and LocalRedirects only for the
+/// latter.
 #[test]
 fn rights_follow_the_options_that_need_them() -> Result<()> {
     for (values, pods, redirects) in [

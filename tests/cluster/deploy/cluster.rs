@@ -1,5 +1,4 @@
-//! A cluster for pods: the lab, with an API server that they reach as pods do, and a Service to be
-//! served.
+//! A cluster for pods: the lab, an API server at its in-cluster address, and a Service.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,11 +14,12 @@ use testbed::lab::{Family, Layout};
 use testbed::pod::Supplies;
 use testbed::watched_lab::WatchedLab;
 
-/// The port of every server of the lab.
+/// The port of all servers of the lab.
 pub(crate) const PORT: u16 = 8080;
-/// The name by which the kind overlay knows the control plane.
+/// The control plane's name in the kind overlay.
 pub(crate) const CONTROL_PLANE: &str = "kind-control-plane";
-/// For one answer. Short, because a packet that comes before its service is dropped.
+/// The timeout of one answer. It is short, because packets before the Service is programmed are
+/// dropped.
 const ANSWER: Duration = Duration::from_millis(200);
 
 pub(crate) struct Cluster {
@@ -71,7 +71,7 @@ impl Cluster {
         }
     }
 
-    /// A Service that p2a backs.
+    /// Returns a Service with the backend p2a.
     pub(crate) fn web(&self) -> Result<Service> {
         self.backed_by("p2a")
     }
@@ -82,19 +82,19 @@ impl Cluster {
         Ok(web)
     }
 
-    /// A pod, and the node itself, reach that Service, which is made if it is missing, by either
-    /// protocol and family.
+    /// Checks that a pod and the node itself reach that Service by both protocols and families.
+    /// Creates it if it is missing.
     pub(crate) fn serves(&self, node: &str) -> Result<()> {
         let pod = self.lab.host(node).name.replacen('n', "p", 1) + "a";
         self.is_served(&[&pod, node])
     }
 
-    /// Checks what [`Cluster::serves`] checks, for these clients.
+    /// Checks the same for these clients.
     pub(crate) fn is_served(&self, clients: &[&str]) -> Result<()> {
         self.is_served_by("p2a", clients)
     }
 
-    /// The same, with another backend.
+    /// Checks the same with another backend.
     pub(crate) fn is_served_by(&self, backend: &'static str, clients: &[&str]) -> Result<()> {
         let web = self.backed_by(backend)?;
         self.everywhere(&web, clients, |result| match result {

@@ -1,5 +1,5 @@
-//! kpx with the least privileges: three capabilities, no way to gain more, a read-only root file
-//! system, and a container runtime's default system calls.
+//! kpx with the least privileges: three capabilities, no privilege escalation, a read-only root
+//! file system, and a container runtime's default seccomp profile.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -26,7 +26,7 @@ fn a_host_outside_is_served_by_either_way_to_attach() -> Result<()> {
     )
 }
 
-/// Checks that kpx gives up by itself what root has beyond its needs.
+/// kpx itself drops root's unneeded capabilities.
 #[test]
 fn kpx_gives_up_unneeded_capabilities() -> Result<()> {
     let cluster = Cluster::start()?;
@@ -86,8 +86,7 @@ fn is_served_confined(clients: &[&str], ways: &[&[&str]]) -> Result<()> {
     Ok(())
 }
 
-/// Without the one capability that it can do without, and with the runtime's own filter of system
-/// calls.
+/// Removes the one optional capability, and applies the runtime's seccomp profile.
 fn confined(mut set: DaemonSet) -> Result<DaemonSet> {
     let security = container(&mut set)?
         .security_context

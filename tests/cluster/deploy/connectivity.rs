@@ -1,4 +1,4 @@
-//! `kubectl kpx connectivity-test`: its pods run on both nodes, and their packets are real.
+//! `kubectl kpx connectivity-test`, with pods on both nodes and real packets.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ use crate::deploy::plugin::Nodes;
 const CLOSED: u16 = 18_481;
 const NODE_PORT: u16 = 30_000;
 
-/// The output of a run, and its end.
+/// The output and the exit status of a run.
 struct Ended {
     status: ExitStatus,
     text: String,
@@ -36,7 +36,7 @@ impl Ended {
     }
 }
 
-/// A run whose pods the kubelets start and end meanwhile.
+/// A run whose pods the kubelets start and end.
 struct Test<'a> {
     cluster: &'a Cluster,
     nodes: Nodes<'a>,
@@ -53,7 +53,7 @@ impl Test<'_> {
         self.cluster.lab.fabric.ns.spawn(&mut command)
     }
 
-    /// Plays the cluster until the command ends.
+    /// Plays the kubelets until the command ends.
     fn wait(&mut self, mut child: Child) -> Result<Ended> {
         let mut status = None;
         wait_until(DEADLINE, "the test ends", || {
@@ -113,7 +113,7 @@ fn connectivity_test_passes_and_names_what_is_broken() -> Result<()> {
     removes_all_after_a_signal(&mut test)
 }
 
-/// All rows pass, with a policy in force as a CNI plugin has it, and nothing is left.
+/// All rows pass under an enforced NetworkPolicy, and the run removes all of its objects.
 fn works(test: &mut Test) -> Result<()> {
     let lab = &test.cluster.lab;
     lab.n1.host.ns.nft(&format!(
@@ -169,8 +169,8 @@ fn works(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// Endpoints with a wrong port, a filter before a node port, a way between the nodes that loses
-/// long packets, and a policy that nothing enforces.
+/// Endpoints with a wrong port, a filter before a node port, a path between the nodes that loses
+/// long packets, and an unenforced policy.
 fn names_what_is_broken(test: &mut Test) -> Result<()> {
     let lab = &test.cluster.lab;
     lab.n1.host.ns.nft("delete table inet netpol")?;
@@ -268,7 +268,7 @@ fn documented() -> Result<Vec<String>> {
     Ok(rows.map(str::to_owned).collect())
 }
 
-/// Returns a row without widths and addresses, which depend on the rows beside it.
+/// Returns a row without widths and addresses, which depend on neighbouring rows.
 fn form(row: &str) -> String {
     let is_number = |letter: char| letter.is_ascii_digit() || ".:".contains(letter);
     let words = row.split_whitespace().map(|word| {
@@ -281,8 +281,8 @@ fn form(row: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Ctrl-C ends a run whose pods do not come, and nothing stays of it, nor of the one before.
-/// Another person's run stays.
+/// Ctrl-C ends a run whose pods never start. The run removes its own objects and those of the
+/// previous run, and leaves other users' runs alone.
 fn removes_all_after_a_signal(test: &mut Test) -> Result<()> {
     let other = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {
         "name": "kpx-connectivity-other",
@@ -334,7 +334,7 @@ fn removes_all_after_a_signal(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// An API server that knows a pod of kpx, and no kubelet: pods of a test never run.
+/// An API server with a kpx pod and without kubelets, so that a test's pods never start.
 struct Apart {
     server: ApiServer,
     folder: TempDir,
@@ -357,7 +357,7 @@ impl Apart {
         Ok(Self { server, folder })
     }
 
-    /// Makes a namespace that has a run's label, and these annotations.
+    /// Makes a namespace with a run's label and these annotations.
     fn put(&self, name: &str, annotations: &Value) -> Result<()> {
         let labels = json!({"app.kubernetes.io/managed-by": "kpx-connectivity-test"});
         let metadata = json!({"name": name, "labels": labels, "annotations": annotations});
@@ -383,12 +383,12 @@ impl Apart {
             .context("start kubectl-kpx")
     }
 
-    /// Returns the words of a run that cannot work.
+    /// Returns the error of a run that cannot succeed.
     fn fails(&self, namespace: &str) -> Result<String> {
         words(&self.spawn(namespace)?.wait_with_output()?)
     }
 
-    /// Waits until something has happened, and returns the words of a run that Ctrl-C ends then.
+    /// Waits for a condition, interrupts the run with Ctrl-C, and returns its output.
     fn interrupted(
         &self,
         child: Child,
@@ -431,7 +431,7 @@ fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
         );
         server.heal();
     }
-    // A person may give the label to a namespace too.
+    // A user may also set the label on a namespace.
     apart.put("labelled", &json!({}))?;
     apart.put("garbled", &json!({"kpx.dev/ends-by": "tomorrow"}))?;
     let words = apart.fails("prod")?;
@@ -444,7 +444,7 @@ fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
     let deletions = || server.traffic().requests("delete", "namespaces");
     ensure!(deletions() == 0, "a namespace of another was to be removed");
 
-    // The run cannot know that the API server has made its namespace.
+    // The run cannot see that the API server has made its namespace.
     server.swallow_answers("create", "namespaces");
     let words = apart.interrupted(apart.spawn("own")?, "the namespace is made", || {
         apart.has("own")
@@ -460,7 +460,7 @@ fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
     );
     server.heal();
 
-    // Another person removes the run's namespace, and makes one of the same name.
+    // Another user replaces the run's namespace by one of the same name.
     let child = apart.spawn("own")?;
     let pods = || {
         server

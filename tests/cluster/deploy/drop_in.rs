@@ -1,4 +1,4 @@
-//! kube-proxy's own manifest runs kpx: a user changes the image and nothing else.
+//! kpx runs in kube-proxy's own manifest, in which the user changes only the image.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -23,7 +23,7 @@ fn kubeadms_daemon_set_runs_kpx_by_its_image_alone() -> Result<()> {
     cluster.serves("n1").context("its programs stay")
 }
 
-/// Checks a role as on clusters before 1.33, where kube-proxy's knows no ServiceCIDRs.
+/// Before 1.33, kube-proxy's role lacks ServiceCIDRs.
 #[test]
 fn a_role_without_service_cidrs_suffices() -> Result<()> {
     let cluster = Cluster::start()?;
@@ -41,7 +41,7 @@ fn a_role_without_service_cidrs_suffices() -> Result<()> {
     kpx.stop()
 }
 
-/// Returns the objects that a kubeadm cluster has for kube-proxy.
+/// Returns the objects of kube-proxy in a kubeadm cluster.
 pub(crate) fn kubeadm() -> Result<(DaemonSet, ConfigMap)> {
     let objects = Objects::read(KUBE_PROXY)?;
     Ok((

@@ -1,4 +1,4 @@
-//! The rendered manifests fit together.
+//! The rendered manifests are consistent.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::deploy::render::{IMAGE, Objects, deploy_dir, helm, helm_output, kustomize};
 
-/// Overlays of the base, each with the chart's values that ask for the same.
+/// Overlays of the base; each has equivalent values of the chart.
 const OVERLAYS: [&str; 6] = ["k3s", "kind", "kubeadm", "minikube", "rke2", "talos"];
 
 #[test]
@@ -153,7 +153,7 @@ fn manifests_name_their_image_with_its_registry() -> Result<()> {
     Ok(())
 }
 
-/// The base does nothing without an overlay, and not in silence.
+/// The base needs an overlay, and reports its absence.
 #[test]
 fn the_base_names_no_api_server() -> Result<()> {
     let objects = kustomize(&deploy_dir().join("kubernetes/base"))?;
@@ -184,10 +184,10 @@ fn values(name: &str) -> PathBuf {
         .join(format!("{name}.yaml"))
 }
 
-/// The overlay for kind with the component for the Prometheus operator, as a user adds it; and the
-/// folder it is in.
+/// Returns the overlay for kind with the component for the Prometheus operator, as a user adds it,
+/// and its folder.
 fn monitored() -> Result<(Objects, TempDir)> {
-    // Among the others: kustomize takes no absolute paths.
+    // The folder is in the repository: kustomize refuses absolute paths.
     let folder = tempfile::Builder::new()
         .prefix(".test-")
         .tempdir_in(deploy_dir().join("kubernetes/overlays"))?;
@@ -196,7 +196,7 @@ fn monitored() -> Result<(Objects, TempDir)> {
     Ok((kustomize(folder.path())?, folder))
 }
 
-/// Every reference meets what it refers to.
+/// Checks that every reference has its target.
 fn fits(objects: &Objects) -> Result<()> {
     let set = objects.daemon_set.as_ref().context("no DaemonSet")?;
     let spec = set.spec.as_ref().context("no spec")?;
@@ -307,7 +307,7 @@ fn volumes_are_mounted(pod: &PodSpec, container: &Container) -> Result<()> {
     Ok(())
 }
 
-/// The file that the command names is in a ConfigMap that is among the objects, or kubeadm's.
+/// Checks that the command's file is in a ConfigMap, among the objects or kubeadm's.
 fn configuration_is_there(objects: &Objects, pod: &PodSpec, container: &Container) -> Result<()> {
     let config = container
         .args
@@ -376,8 +376,8 @@ fn same(kustomize: Objects, chart: Objects) -> Result<()> {
     Ok(())
 }
 
-/// Without what only one of the tools adds, and in one order: labels of Helm's, defaults in the
-/// text of a file.
+/// Removes the additions of one tool, Helm's labels and defaults in the text of a file, and sorts
+/// the rest.
 fn plain(mut objects: Objects) -> Result<Objects> {
     let strip = |metadata: &mut ObjectMeta| {
         let helms = [

@@ -1,5 +1,4 @@
-//! From kube-proxy to kpx and back, on a node that has connections: what `docs/migration.md`
-//! promises of them.
+//! From kube-proxy to kpx and back on a node with connections: the promises of `docs/migration.md`.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -37,8 +36,8 @@ fn connections_that_kube_proxy_opened_outlive_it() -> Result<()> {
     all_answer(&mut kept).context("neither of them")
 }
 
-/// The pod has no tool for rules. Open connections outlive the rules that translate them, in both
-/// of nftables' forms.
+/// kpx's image contains no nft or iptables. Open connections outlive the rules that translate them,
+/// in both forms of nftables rules.
 #[test]
 fn pod_removes_kube_proxys_rules_once_kpx_serves() -> Result<()> {
     for made_by in [MadeBy::Nft, MadeBy::Iptables] {
@@ -95,7 +94,7 @@ enum MadeBy {
     Iptables,
 }
 
-/// The image is set back, and a pod of `deploy/kubernetes/way-back` stands by.
+/// The operator restores kube-proxy's image, while a pod of `deploy/kubernetes/way-back` stands by.
 #[test]
 fn a_node_is_kube_proxys_again_when_the_image_is_set_back() -> Result<()> {
     let cluster = Cluster::start()?;
@@ -106,7 +105,7 @@ fn a_node_is_kube_proxys_again_when_the_image_is_set_back() -> Result<()> {
     let way_back = stands_by(&cluster, "1s")?;
     let kpx = Running::ready(&cluster.lab, node, &set, &supplies)?;
     let mut kept = connections(&cluster, &web)?;
-    // It stands by while kpx restarts.
+    // The pod stands by while kpx restarts.
     kpx.stop()?;
     let kpx = Running::ready(&cluster.lab, node, &set, &supplies)?;
     all_answer(&mut kept).context("after a restart")?;
@@ -119,8 +118,8 @@ fn a_node_is_kube_proxys_again_when_the_image_is_set_back() -> Result<()> {
         Ok(way_back.log().contains("draining: "))
     })
     .with_context(|| way_back.log())?;
-    // All that is new goes by kube-proxy's rules: they lead elsewhere by now, and no agent has told
-    // the programs.
+    // New connections follow kube-proxy's rules, which lead to a newer backend; no agent has
+    // updated the programs.
     remove_kube_proxy(node)?;
     install_kube_proxy(&cluster, node, &web.backed_by(&["p2b"]))?;
     for (client, family) in ["p1a", "n1"]
@@ -157,7 +156,7 @@ fn a_node_is_kube_proxys_again_when_the_image_is_set_back() -> Result<()> {
     way_back.stop()
 }
 
-/// A kube-proxy that answers and has written no rule yet is none to leave a node to.
+/// A kube-proxy that answers before it has written rules must not take the node.
 #[test]
 fn a_kube_proxy_without_rules_takes_no_node() -> Result<()> {
     let cluster = Cluster::start()?;
@@ -168,7 +167,7 @@ fn a_kube_proxy_without_rules_takes_no_node() -> Result<()> {
     kpx.stop()?;
     let way_back = stands_by(&cluster, "200ms")?;
     let kube_proxy = KubeProxy::start(node, "0")?;
-    // Twice a look, and a look at least every 100 ms: far longer than it would have to serve.
+    // Two requests per look, at least every 100 ms: far longer than kube-proxy needs to serve.
     wait_until(DEADLINE, "it is asked again and again", || {
         Ok(kube_proxy.times_asked() > 20)
     })?;
@@ -177,10 +176,11 @@ fn a_kube_proxy_without_rules_takes_no_node() -> Result<()> {
     way_back.stop()
 }
 
-/// The first line of the way back.
+/// The first log line of the way back.
 const REPLACED: &str = "kube-proxy serves, and no kpx runs";
 
-/// A pod of `deploy/kubernetes/way-back`, to which kube-proxy has to have served for so long.
+/// Starts a pod of `deploy/kubernetes/way-back`, which waits until kube-proxy has served for
+/// `time`.
 fn stands_by<'a>(cluster: &'a Cluster, time: &str) -> Result<Running<'a>> {
     let mut set = kustomize(&deploy_dir().join("kubernetes/way-back"))?
         .daemon_set
@@ -198,13 +198,13 @@ fn stands_by<'a>(cluster: &'a Cluster, time: &str) -> Result<Running<'a>> {
     Ok(running)
 }
 
-/// The part of a kube-proxy that answers on a node.
+/// The health endpoint of a kube-proxy on a node.
 struct KubeProxy {
     asked: Arc<AtomicU32>,
 }
 
 impl KubeProxy {
-    /// With the time of its last sync.
+    /// Starts it with the time of its last sync.
     fn start(node: &Node, synced: &str) -> Result<Self> {
         let asked = Arc::new(AtomicU32::new(0));
         let metrics = format!("kubeproxy_sync_proxy_rules_last_timestamp_seconds {synced}\n");
@@ -234,7 +234,7 @@ impl KubeProxy {
     }
 }
 
-/// Makes the rules of kube-proxy in mode nftables for a Service, as far as its packets can tell.
+/// Adds the rules of kube-proxy's mode nftables for a Service, in a form equivalent for packets.
 fn install_kube_proxy(cluster: &Cluster, node: &Node, service: &Service) -> Result<()> {
     let backend = cluster.lab.host(service.backends[0]).addrs;
     for (family, table) in [(Family::V4, "ip"), (Family::V6, "ip6")] {
@@ -256,9 +256,7 @@ fn install_kube_proxy(cluster: &Cluster, node: &Node, service: &Service) -> Resu
     Ok(())
 }
 
-/// Removes the rules, as `kube-proxy --cleanup` does.
-/// Makes rules of mode iptables for a Service by the variant of iptables for nftables, one jump to
-/// another chain among them.
+/// Adds rules of mode iptables for a Service by iptables-nft, including a jump to another chain.
 fn install_by_iptables(cluster: &Cluster, node: &Node, service: &Service) -> Result<()> {
     let backend = cluster.lab.host(service.backends[0]).addrs;
     for (family, tool) in [(Family::V4, "iptables-nft"), (Family::V6, "ip6tables-nft")] {
@@ -292,7 +290,7 @@ fn remove_kube_proxy(node: &Node) -> Result<()> {
         .nft("delete table ip kube-proxy\ndelete table ip6 kube-proxy\n")
 }
 
-/// From a pod and from the node, by both families.
+/// Opens connections from a pod and from the node, by both families.
 fn connections(cluster: &Cluster, service: &Service) -> Result<Vec<(String, Connection)>> {
     let clients = ["p1a", "n1"]
         .into_iter()

@@ -1,5 +1,4 @@
-//! kpx in the pods of its own manifests: with no capability, no right and no writable file beyond
-//! what they grant.
+//! kpx in the pods of its own manifests, with only their capabilities, rights and writable files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,9 +44,9 @@ fn grants_of_the_manifests_suffice() -> Result<()> {
         "the ClusterRole does not grant {refused:?}"
     );
     let log = kpx.log();
-    // The lab's nodes are namespaces, and this one limit is the machine's alone.
+    // This one limit is global to the machine; the lab's nodes are only namespaces.
     let mut excused = vec!["nf_conntrack_max"];
-    // A container that is this machine may lack what it should grant to those in it.
+    // If this machine is a container, it may lack the capability that it should grant.
     if !caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_RESOURCE)? {
         excused.push("oom score");
     }
@@ -58,7 +57,7 @@ fn grants_of_the_manifests_suffice() -> Result<()> {
         .collect();
     ensure!(warned.is_empty(), "kpx lacks something: {warned:?}");
     kpx.stop()?;
-    // Its programs stay, for the next pod.
+    // Its programs stay for the next pod.
     cluster.serves("n1")?;
     let pins = cluster.lab.n1.host.ns.bpf_dir();
     ensure!(
@@ -71,8 +70,8 @@ fn grants_of_the_manifests_suffice() -> Result<()> {
     Ok(())
 }
 
-/// kind's plugin is ptp. Its pods ask the cluster's DNS first, over UDP, and it may run beside
-/// them.
+/// kind's CNI plugin is ptp. Its pods use the cluster's DNS over UDP first, and UDP may run in
+/// parallel.
 #[test]
 fn pods_of_kind_reach_services_by_the_overlay() -> Result<()> {
     for backend in ["p2a", "p1b"] {
@@ -180,7 +179,7 @@ fn uninstall_waits_for_the_end_of_kpx_and_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The findings are in the log of a node without kpx.
+/// A node without kpx has the findings in its log.
 #[test]
 fn preflight_shows_findings_of_its_node() -> Result<()> {
     let cluster = Cluster::start()?;
@@ -245,7 +244,7 @@ fn kpx_ends_and_names_a_missing_capability_with_its_purpose() -> Result<()> {
     Ok(())
 }
 
-/// It is for the oom score alone, and on kernels before 5.11 for locked memory.
+/// The capability only serves the OOM score, and locked memory on kernels before 5.11.
 #[test]
 fn kpx_serves_without_sys_resource_and_names_it() -> Result<()> {
     let cluster = Cluster::start()?;
@@ -283,7 +282,7 @@ fn without(set: &DaemonSet, capability: &str) -> Result<DaemonSet> {
     Ok(set)
 }
 
-/// Returns the DaemonSet of a folder with its initial containers alone.
+/// Returns the DaemonSet of a folder with only its init containers.
 pub(crate) fn initial(folder: &str) -> Result<DaemonSet> {
     let folder = deploy_dir().join("kubernetes").join(folder);
     let mut set = kustomize(&folder)?.daemon_set.context("a DaemonSet")?;

@@ -1,4 +1,4 @@
-//! The pages of docs/ name values, folders and images that exist, of this version.
+//! The values, folders and images that the pages of docs/ name exist in this version.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ use crate::deploy::render::{Objects, deploy_dir, helm_output};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The pages by their paths, with those that stand beside docs/.
+/// Returns the pages by path, including those beside docs/.
 fn pages() -> Result<BTreeMap<String, String>> {
     fn read(folder: &Path, name: &str, pages: &mut BTreeMap<String, String>) -> Result<()> {
         for entry in fs::read_dir(folder)? {
@@ -39,7 +39,7 @@ fn pages() -> Result<BTreeMap<String, String>> {
     Ok(pages)
 }
 
-/// Does something with each word of each page. A word has the letters of a path, an image or a
+/// Calls `check` with each word of each page. A word has the letters of a path, an image or a
 /// field.
 fn each_word(check: impl Fn(&str) -> Result<bool>) -> Result<usize> {
     let mut checked = 0;
@@ -142,7 +142,7 @@ fn pages_name_values_that_the_chart_has() -> Result<()> {
     Ok(())
 }
 
-/// The commands `helm install` of a page, each with its continuation lines.
+/// Returns the `helm install` commands of a page, each with its continuation lines.
 fn installs(text: &str) -> Vec<String> {
     let joined = text.replace("\\\n", " ");
     let of_line = |line: &str| {
@@ -156,7 +156,7 @@ fn installs(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Where a command names the chart's values or a file of them, the chart takes them as they stand.
+/// The chart accepts the values and values files of these commands unchanged.
 #[test]
 fn commands_of_pages_install_the_chart() -> Result<()> {
     let mut seen = 0;

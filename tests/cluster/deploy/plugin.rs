@@ -1,5 +1,4 @@
-//! `kubectl kpx`: the kpx of both nodes, in the pods of the DaemonSet, asked through the API
-//! server.
+//! `kubectl kpx`, which queries the kpx pods of both nodes through the API server.
 
 mod events;
 
@@ -24,10 +23,10 @@ use testbed::pod::Running;
 use crate::deploy::cluster::Cluster;
 use crate::deploy::own::overlay;
 
-/// The widest table that fits a terminal.
+/// The maximum width of a table on a terminal.
 const COLUMNS: usize = 100;
 
-/// Both nodes with kpx in its pod, known to the API server, and a folder with `kubectl-kpx`.
+/// Both nodes with kpx in pods that the API server lists, and a folder with `kubectl-kpx`.
 pub(super) struct Nodes<'a> {
     cluster: &'a Cluster,
     running: BTreeMap<&'static str, Running<'a>>,
@@ -72,7 +71,7 @@ impl<'a> Nodes<'a> {
         command
     }
 
-    /// Runs `kubectl-kpx` where the API server is.
+    /// Runs `kubectl-kpx` on the API server's host.
     fn run(&self, arguments: &str) -> Result<Output> {
         let mut command = self.command(arguments);
         self.cluster
@@ -83,7 +82,7 @@ impl<'a> Nodes<'a> {
             .with_context(|| format!("run {command:?}"))
     }
 
-    /// Returns what a command prints that ends well; a table fits a terminal.
+    /// Returns the output of a command that must succeed; a table must fit a terminal.
     fn text(&self, arguments: &str) -> Result<String> {
         let output = self.run(arguments)?;
         ensure!(
@@ -100,7 +99,7 @@ impl<'a> Nodes<'a> {
         Ok(text)
     }
 
-    /// Returns what each node answers, by name.
+    /// Returns each node's answer by name.
     fn json(&self, arguments: &str) -> Result<BTreeMap<String, Value>> {
         let nodes: Vec<Value> = serde_json::from_str(&self.text(&format!("{arguments} -o json"))?)?;
         Ok(nodes
@@ -109,7 +108,7 @@ impl<'a> Nodes<'a> {
             .collect())
     }
 
-    /// Opens a connection of a client to a Service, which its node's kpx follows.
+    /// Opens a connection of a client to a Service; the kpx of the client's node follows it.
     fn connect(&self, client: &str, service: &Service) -> Result<Connection> {
         let dial = Dial::new(Protocol::Tcp, service.frontend(Family::V4));
         let mut connection = dial.connect(&self.cluster.lab.host(client).ns)?;
@@ -181,7 +180,7 @@ fn plugin_of_kubectl_merges_the_answers_of_all_nodes() -> Result<()> {
         "{json:?}"
     );
 
-    // One row, because both nodes serve it in the same way.
+    // Nodes with equal answers share a row.
     let services = nodes.text("services default/web")?;
     let rows: Vec<_> = services
         .lines()
@@ -194,7 +193,7 @@ fn plugin_of_kubectl_merges_the_answers_of_all_nodes() -> Result<()> {
     );
     ensure!(nodes.run("services default/wbe")?.status.code() == Some(1));
 
-    // Each node's row, and its row again when the Service changes.
+    // A row per node, and a new row when the Service changes.
     let mut watch = nodes.command("services default/web -w");
     let mut watch = cluster.lab.fabric.ns.spawn(watch.stdout(Stdio::piped()))?;
     let mut lines = BufReader::new(watch.stdout.take().context("an output")?).lines();
@@ -223,7 +222,7 @@ fn plugin_of_kubectl_merges_the_answers_of_all_nodes() -> Result<()> {
         "{labelled}"
     );
 
-    // A column for the node that was asked, and one for the backend's.
+    // One column for the queried node, and one for the backend's.
     let backends = nodes.text("backends default/web")?;
     let rows: Vec<Vec<&str>> = backends
         .lines()
@@ -307,11 +306,11 @@ fn plugin_of_kubectl_merges_the_answers_of_all_nodes() -> Result<()> {
 }
 
 #[test]
-fn trace_asks_the_node_of_the_client() -> Result<()> {
+fn trace_runs_on_the_clients_node() -> Result<()> {
     let cluster = Cluster::start()?;
     cluster.web()?;
     let nodes = Nodes::start(&cluster)?;
-    // kpx itself knows only pods that back a Service, and this one backs none.
+    // A kpx knows only pods that back a Service, and this pod backs none.
     let client = cluster.lab.host("p2b").addrs;
     cluster.put(&Object(json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client", "namespace": "default"},
@@ -339,7 +338,7 @@ fn trace_asks_the_node_of_the_client() -> Result<()> {
         serde_json::from_str::<Value>(&by_address)?["node"] == "n2",
         "{by_address}"
     );
-    // The API server selects pods by their first address alone, and this one is the second.
+    // The API server selects pods only by their first address; this is the second.
     let by_second = nodes.text(&format!(
         "trace --from {} --to default/web -o json",
         client.v6
@@ -348,7 +347,7 @@ fn trace_asks_the_node_of_the_client() -> Result<()> {
         serde_json::from_str::<Value>(&by_second)?["node"] == "n2",
         "{by_second}"
     );
-    // Another pod may have the address of one that has ended.
+    // A new pod may have the address of an ended pod.
     cluster.put(&Object(json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ended", "namespace": "default"},
         "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "c"}]},
@@ -442,7 +441,7 @@ fn node_that_does_not_answer_is_named() -> Result<()> {
             && answers[1]["error"].is_string(),
         "{answers}"
     );
-    // The node that answers is well, and the one that is not there is not asked.
+    // The queried node is healthy, and the missing one is left out.
     ensure!(nodes.run("status --node n1")?.status.success());
     let missing = nodes.run("status --node n3")?;
     ensure!(
@@ -517,7 +516,7 @@ fn sysdump_holds_the_parts_of_every_node_and_no_secret() -> Result<()> {
             read(&format!("nodes/{node}/metrics.txt"))?.contains("kpx_"),
             "metrics of {node}"
         );
-        // The image has no tool that lists them.
+        // The image contains no tool that lists them.
         let rules = read(&format!("nodes/{node}/netfilter.txt"))?;
         let is_masqueraded = rules
             .contains("chain postrouting of table inet cni: hook postrouting, priority 100, nat");
@@ -542,7 +541,7 @@ fn sysdump_holds_the_parts_of_every_node_and_no_secret() -> Result<()> {
     );
     let services = read("nodes/n2/services.json")?;
     ensure!(services.contains("\"web\""), "{services}");
-    // The image has no tools, and the API server of this test no DaemonSets.
+    // The image contains no tools, and this API server no DaemonSets.
     let of_node = read("nodes/n1/CONTENTS")?;
     let is_missing = |contents: &str, part: &str| {
         contents
@@ -617,7 +616,7 @@ fn monitor_names_the_node_of_each_line() -> Result<()> {
     Ok(())
 }
 
-/// A process that ends with this value.
+/// A process that ends on drop.
 struct Watched(Child);
 
 impl Drop for Watched {

@@ -1,4 +1,4 @@
-//! The kind LocalRedirect in `deploy/`: it keeps all that kpx reads.
+//! The CustomResourceDefinition of LocalRedirect in `deploy/` has all fields that kpx reads.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::Resource;
@@ -50,7 +50,7 @@ fn the_kind_keeps_every_field_that_kpx_reads() -> Result<()> {
     Ok(())
 }
 
-/// kpx's own role lacks the right, so that no node has it without local redirects.
+/// kpx's base role lacks the right, so that nodes have it only with local redirects.
 #[test]
 fn only_the_component_grants_the_kind_to_kpx() -> Result<()> {
     let folder = deploy_dir().join("kubernetes");

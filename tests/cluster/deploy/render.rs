@@ -1,5 +1,4 @@
-//! Manifests as the tools of their users make them, decoded as an API server would: nothing
-//! unknown, nothing missing.
+//! Manifests rendered by their users' tools, and decoded strictly, as by an API server.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -19,18 +18,18 @@ pub(crate) fn deploy_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
 }
 
-/// `kubectl kustomize` of a folder.
+/// Returns `kubectl kustomize` of a folder.
 pub(crate) fn kustomize(folder: &Path) -> Result<Objects> {
     let mut kubectl = Command::new("kubectl");
     kubectl.arg("kustomize").arg(folder);
     Objects::read(&output(kubectl).context("is kubectl installed?")?)
 }
 
-/// The name of the image in the manifests, which is qualified: a node pulls it from nowhere.
+/// The qualified image name of the manifests, which no registry serves.
 pub(crate) const IMAGE: &str = "localhost/kpx";
 
-/// `helm template` of the chart with a file of values. Where these leave the image to a registry,
-/// it is named as in the manifests.
+/// Returns `helm template` of the chart with a file of values. An image that the values leave to a
+/// registry gets the manifests' name.
 pub(crate) fn helm(values: &Path) -> Result<Objects> {
     let mut args: Vec<OsString> = vec!["--values".into(), values.into()];
     if !std::fs::read_to_string(values)?.contains("repository: ") {
@@ -40,7 +39,7 @@ pub(crate) fn helm(values: &Path) -> Result<Objects> {
 }
 
 pub(crate) fn helm_output(args: &[OsString]) -> Result<String> {
-    // `cargo xtask test` installs it and says where.
+    // `cargo xtask test` installs helm and sets its path.
     let mut helm = Command::new(std::env::var_os("HELM").unwrap_or_else(|| "helm".into()));
     helm.args(["template", "kpx"])
         .arg(deploy_dir().join("helm/kpx"))
@@ -61,7 +60,7 @@ fn output(mut command: Command) -> Result<String> {
     String::from_utf8(output.stdout).context("output in UTF-8")
 }
 
-/// The objects of a set of manifests: at most one of each kind.
+/// The objects of a set of manifests, at most one of each kind.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Objects {
     pub(crate) service_account: Option<ServiceAccount>,

@@ -1,5 +1,5 @@
-//! The settings in `deploy/` are those that kpx has: in the chart, in the package's files, and
-//! beside kubeadm's ConfigMap.
+//! The settings in `deploy/` match kpx's settings: in the chart, in the package's files, and beside
+//! kubeadm's ConfigMap.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ const KUBE_PROXY: &str =
     "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 const KPX: &str = "apiVersion: kpx.dev/v1alpha1\nkind: KpxConfiguration\n";
 
-/// The fields of a KpxConfiguration with their defaults.
+/// Returns the fields of a KpxConfiguration with their defaults.
 fn fields() -> Result<Map<String, Value>> {
     let Value::Object(mut fields) = serde_json::to_value(KpxConfiguration::default())? else {
         unreachable!("a struct")
@@ -24,7 +24,7 @@ fn fields() -> Result<Map<String, Value>> {
     Ok(fields)
 }
 
-/// The values that kpx names where a field has none of them.
+/// Returns the valid values from kpx's error about an invalid one.
 fn choices(field: &str) -> Result<BTreeSet<String>> {
     let refused = Configuration::parse(&format!("{KUBE_PROXY}---\n{KPX}{field}: nonsense\n"));
     let error = format!(
@@ -46,7 +46,7 @@ fn choices(field: &str) -> Result<BTreeSet<String>> {
 }
 
 #[test]
-fn the_chart_knows_every_setting_of_kpx_and_no_other() -> Result<()> {
+fn chart_has_exactly_the_settings_of_kpx() -> Result<()> {
     let schema: Value = serde_json::from_str(&std::fs::read_to_string(
         deploy_dir().join("helm/kpx/values.schema.json"),
     )?)?;
@@ -72,7 +72,7 @@ fn the_chart_knows_every_setting_of_kpx_and_no_other() -> Result<()> {
                 choices(name)?,
                 "{name}"
             );
-            // Helm makes booleans of these words.
+            // Helm parses these words as booleans.
             let has = |text: &str| values.contains(&text.into());
             assert_eq!(has("off"), values.contains(&false.into()), "{name}");
             assert_eq!(has("on"), values.contains(&true.into()), "{name}");
@@ -95,7 +95,7 @@ fn chart(args: &[&str]) -> Result<Objects> {
     Objects::read(&helm_output(&args)?)
 }
 
-/// Returns the reason why the chart takes no such values.
+/// Returns the chart's error about these values.
 fn refusal(args: &[&str]) -> Result<String> {
     Ok(format!(
         "{:#}",
@@ -118,7 +118,7 @@ fn written(objects: &Objects, file: &str) -> Result<String> {
         .with_context(|| format!("no {file} in {files:?}"))
 }
 
-/// Helm reads `on` and `off` without quotes as booleans.
+/// Helm parses unquoted `on` and `off` as booleans.
 #[test]
 fn settings_of_kpx_arrive_as_they_are_written() -> Result<()> {
     let values = tempfile::NamedTempFile::new()?;
@@ -196,9 +196,9 @@ fn settings_of_kpx_stand_beside_kubeadms_config_map() -> Result<()> {
     Ok(())
 }
 
-/// A file of values may leave `kpxConfig:` above lines that are all comments.
+/// A values file may leave `kpxConfig:` above lines that are all comments.
 #[test]
-fn a_value_of_the_chart_without_settings_is_as_if_left_out() -> Result<()> {
+fn empty_chart_value_uses_default() -> Result<()> {
     let named = [
         "--set=apiServer.host=192.0.2.1",
         "--set=image.repository=localhost/kpx",

@@ -1,5 +1,5 @@
-//! kpx in kubeadm's DaemonSet for kube-proxy, whose container lacks the node's BPF file system. The
-//! tests check what stays on the node after its end, and which kpx finds it.
+//! kpx in kubeadm's DaemonSet for kube-proxy, whose container lacks the node's BPF file system: the
+//! state that stays on the node after its end, and the kpx that takes it over.
 
 use std::fs;
 use std::process::Command;
@@ -65,7 +65,7 @@ fn a_flow_table_of_another_size_takes_over_the_flows() -> Result<()> {
     Ok(())
 }
 
-/// All threads have given up what the start takes beyond serving.
+/// After the start, all threads have dropped the capabilities that only the start needs.
 #[test]
 fn a_container_keeps_no_capability_for_which_it_looked_for_maps() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -85,8 +85,7 @@ fn a_container_keeps_no_capability_for_which_it_looked_for_maps() -> Result<()> 
     kpx.stop()
 }
 
-/// Checks that socket programs end with the container, and that packets of new sockets are
-/// translated.
+/// Socket programs end with the container; packets of new sockets are still translated.
 #[test]
 fn each_container_translates_sockets_again() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -114,9 +113,9 @@ fn kpx_with_cleanup_on_exit_leaves_nothing() -> Result<()> {
     fixture.has_no_anchor()
 }
 
-/// An operator who insists on TCX links has no restart without a gap there, and is told so.
+/// With `--attach tcx` the links end with the container, so each restart interrupts service.
 #[test]
-fn a_container_with_links_says_that_a_restart_is_a_gap() -> Result<()> {
+fn container_with_tcx_links_reports_restart_gap() -> Result<()> {
     let fixture = Fixture::start()?;
     let kpx = fixture.kpx(&["--attach=tcx"])?;
     fixture.is_kept_by(&kpx, "nothing")?;
@@ -152,7 +151,7 @@ fn the_documented_patch_moves_all_into_the_nodes_file_system() -> Result<()> {
         "nothing is pinned there"
     );
     kpx.stop()?;
-    // From there kpx's own DaemonSet takes over, which may not look for maps by number.
+    // kpx's own DaemonSet takes over from here; it must not look up maps by id.
     let objects = overlay("kubeadm")?;
     let own = objects.daemon_set.context("a DaemonSet")?;
     let kpx = Running::ready(
@@ -165,7 +164,7 @@ fn the_documented_patch_moves_all_into_the_nodes_file_system() -> Result<()> {
     kpx.stop()
 }
 
-/// Something else has mounted it in the container.
+/// The mount in the container is not kpx's.
 #[test]
 fn bpf_file_system_of_a_container_alone_is_not_taken_for_the_nodes() -> Result<()> {
     const MOUNT: &str = r#"mount -t bpf -o mode=0700 bpf /sys/fs/bpf && exec "$0" "$@""#;
@@ -249,9 +248,10 @@ fn filters_of_another_layout_are_refused_with_a_remedy() -> Result<()> {
     fixture.has_no_anchor()
 }
 
-/// At the place of kpx's filters, on a device of the node, where only CAP_NET_ADMIN puts any.
+/// A filter at the place of kpx's filters on a device of the node, where only CAP_NET_ADMIN can put
+/// it.
 #[test]
-fn a_filter_that_is_none_of_kpxs_hands_over_no_maps() -> Result<()> {
+fn foreign_filter_hands_over_no_maps() -> Result<()> {
     let fixture = Fixture::start()?;
     fixture.tc("qdisc add dev eth0 clsact")?;
     fixture.foreign_filter(LAYOUT)?;
@@ -265,7 +265,7 @@ fn a_filter_that_is_none_of_kpxs_hands_over_no_maps() -> Result<()> {
     kpx.stop()
 }
 
-/// kubeadm and kubectl apply the one, kubectl alone the other.
+/// kubeadm and kubectl apply the first patch, kubectl alone the second.
 #[test]
 fn kubeadms_patch_makes_what_the_documented_patch_makes() -> Result<()> {
     let (set, _) = swapped()?;
@@ -277,7 +277,8 @@ fn kubeadms_patch_makes_what_the_documented_patch_makes() -> Result<()> {
     Ok(())
 }
 
-/// The DaemonSet as deploy/kubeadm makes it, by kubectl's rules for strategic merge patches.
+/// Returns the DaemonSet as patched by deploy/kubeadm, by kubectl's rules for strategic merge
+/// patches.
 fn merged(set: &DaemonSet) -> Result<DaemonSet> {
     let folder = TempDir::new()?;
     let file = folder.path().join("set.json");
@@ -298,7 +299,7 @@ fn merged(set: &DaemonSet) -> Result<DaemonSet> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// The order of lists is no part of the pod.
+/// Sorts lists whose order is irrelevant to the pod.
 fn sorted(mut set: DaemonSet) -> Result<DaemonSet> {
     let mounts = container(&mut set)?
         .volume_mounts
@@ -317,7 +318,7 @@ fn sorted(mut set: DaemonSet) -> Result<DaemonSet> {
     Ok(set)
 }
 
-/// The DaemonSet as the patch in docs/migration.md makes it.
+/// Returns the DaemonSet as patched by docs/migration.md.
 fn patched(set: &DaemonSet) -> Result<DaemonSet> {
     let patch = MIGRATION
         .split_once("--type json --patch '")
@@ -350,7 +351,7 @@ impl Fixture {
         })
     }
 
-    /// A filter at the place of kpx's own that have maps of this layout.
+    /// Adds a foreign filter at the place of kpx's, with maps of this layout.
     fn foreign_filter(&self, layout: u32) -> Result<()> {
         let place = format!("ingress prio 19280 handle {layout} protocol all");
         self.tc(&format!(
@@ -376,7 +377,7 @@ impl Fixture {
         )
     }
 
-    /// Returns the log of a kpx that does not start.
+    /// Returns the log of a kpx that fails to start.
     fn is_refused(&self) -> Result<String> {
         let mut kpx = Running::start(
             &self.cluster.lab,
@@ -409,7 +410,7 @@ impl Fixture {
         Ok(kpx.status()?["programs"].clone())
     }
 
-    /// Opens connections of a pod and of the node, by either family.
+    /// Opens connections of a pod and of the node, by both families.
     fn connections(&self) -> Result<Vec<Connection>> {
         let clients = ["p1a", "n1"]
             .into_iter()

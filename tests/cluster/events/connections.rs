@@ -1,5 +1,4 @@
-//! The remains of kube-proxy's rules in the kernel's table of connections, and the source ports
-//! that kpx draws.
+//! Conntrack entries that kube-proxy's rules have left, and the source ports that kpx draws.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -12,10 +11,8 @@ use testbed::netns::NetNs;
 
 use crate::events::fixture::{Fixture, service, slice};
 
-/// The rules of kube-proxy for the host's own packets: two services, and an address of no Service.
-/// What is in
-/// the table cni has nothing to do with it, and keeps netfilter tracking and translating when
-/// kube-proxy is gone.
+/// kube-proxy's rules for the host's own packets: two Services, and an address without a Service.
+/// The table cni is unrelated, and keeps netfilter tracking and translating after kube-proxy.
 const RULES: &str = "
 table inet kube-proxy {
     chain output {
@@ -33,7 +30,7 @@ table inet cni {
 #[test]
 fn connections_of_kube_proxy_move_to_kpx() -> Result<()> {
     let fixture = Fixture::with_node()?;
-    // On the wire: who was the backend before, and who is it now.
+    // The old and the new backend are both on the wire.
     let wire = neighbour(&fixture.ns)?;
     let servers = Servers::start()?;
     for (name, last) in [("old", 2), ("new", 3)] {
@@ -129,7 +126,7 @@ fn source_ports_are_reserved_where_the_kernel_would_give_them() -> Result<()> {
     Ok(())
 }
 
-/// A namespace at the other end of the node's wire, with two addresses of each family.
+/// Returns a namespace at the other end of the node's wire, with two addresses of each family.
 fn neighbour(node: &NetNs) -> Result<Host> {
     let ns = NetNs::create(format!("{}-wire", node.name()))?;
     node.ip(&format!("link set wire netns {}", ns.name()))?;

@@ -1,4 +1,4 @@
-//! A node in a namespace of its own, its API server, and kpx on it.
+//! A node in its own namespace, its API server, and kpx.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use testbed::http::METRICS;
 use testbed::netns::NetNs;
 use testbed::watched_node::{self, WatchedNode, node};
 
-/// The size of the connection table belongs to the machine, and no test changes it.
+/// The size of the connection table is global to the machine; tests leave it alone.
 const NO_CONNTRACK_SIZE: &str = "--conntrack-max-per-core 0";
 
 pub(crate) struct Fixture(WatchedNode);
@@ -25,7 +25,7 @@ impl Deref for Fixture {
 }
 
 impl Fixture {
-    /// A node of the name n1 at 192.0.2.1 and fd00::1, without an object as yet. `wire` is the
+    /// Makes the node n1 at 192.0.2.1 and fd00::1, so far without a Node object. `wire` is the
     /// other end of its eth0.
     pub(crate) fn new() -> Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
@@ -33,7 +33,7 @@ impl Fixture {
         Ok(Self(WatchedNode::new(ns)?))
     }
 
-    /// With the node's object.
+    /// Makes the same with the Node object.
     pub(crate) fn with_node() -> Result<Self> {
         let fixture = Self::new()?;
         fixture.put(&node(&["192.0.2.1", "fd00::1"]))?;
@@ -57,7 +57,7 @@ impl Fixture {
         events
     }
 
-    /// Waits until something is told for this reason, and that `holds`.
+    /// Waits for an Event with this reason for which `holds` returns true.
     pub(crate) fn told(&self, reason: &str, holds: impl Fn(&Value) -> bool) -> Result<Value> {
         let find = || {
             self.events()
@@ -71,13 +71,13 @@ impl Fixture {
         find().context("an event that stays")
     }
 
-    /// Returns the answer to `/metrics`.
+    /// Returns the body of `/metrics`.
     pub(crate) fn metrics(&self) -> Result<String> {
         Ok(self.get(METRICS, "/metrics")?.body)
     }
 }
 
-/// Waits until the agent tells of a problem, in its status.
+/// Waits until the agent's status has a problem.
 pub(crate) fn wait_problem(kpx: &Agent, what: &str, why: &str) -> Result<()> {
     let is_it = |status: &Status| {
         status
@@ -88,7 +88,7 @@ pub(crate) fn wait_problem(kpx: &Agent, what: &str, why: &str) -> Result<()> {
     kpx.wait(DEADLINE, why, is_it)
 }
 
-/// Waits until the agent ends by itself, with 1 and for this reason.
+/// Waits until the agent exits by itself with 1 and this reason.
 pub(crate) fn fails(mut kpx: Agent, why: &str) -> Result<()> {
     let status = kpx.ended(DEADLINE)?;
     let log = kpx.log();
@@ -99,12 +99,12 @@ pub(crate) fn fails(mut kpx: Agent, why: &str) -> Result<()> {
     Ok(())
 }
 
-/// A Service of one UDP port in both families: `nth` of the service network, port 53.
+/// Returns a Service with one UDP port in both families: `nth` of the service network, port 53.
 pub(crate) fn service(name: &str, nth: u8) -> Value {
     watched_node::service(name, nth, "UDP", 53)
 }
 
-/// An endpoint of `service` at port 5353.
+/// Returns a slice with an endpoint of `service` at port 5353.
 pub(crate) fn slice(service: &str, address: &str) -> Value {
     watched_node::slice(service, address, "UDP", 5353)
 }

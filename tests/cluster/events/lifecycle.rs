@@ -1,5 +1,5 @@
-//! The Node object: waited for, and the end of kpx when it changes. `node_object` has what is
-//! served without it.
+//! The Node object: kpx waits for it, and exits when it changes. `node_object` has the service
+//! without it.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -66,7 +66,7 @@ fn new_addresses_end_kpx_unless_they_do_not_matter() -> Result<()> {
 
     let kpx = fixture.start_healthy("--node-ip 192.0.2.1,fd00::1")?;
     fixture.put(&node(&["192.0.2.1", "fd00::99"]))?;
-    // A later change shows that the earlier one was seen.
+    // A later change shows that kpx has seen the earlier one.
     let mut labelled = node(&["192.0.2.2", "fd00::2"]);
     labelled["metadata"]["labels"] = json!({ "a": "b" });
     fixture.put(&labelled)?;
@@ -79,7 +79,7 @@ fn new_addresses_end_kpx_unless_they_do_not_matter() -> Result<()> {
 }
 
 #[test]
-fn a_server_that_tells_nothing_of_nodes_is_a_problem_and_no_more() -> Result<()> {
+fn server_without_nodes_is_only_a_problem() -> Result<()> {
     for code in [403, 404] {
         let fixture = Fixture::new()?;
         fixture.api.fail("list", "nodes", code);

@@ -1,4 +1,4 @@
-//! The settings of connection tracking, in a network namespace that is not the machine's own.
+//! The sysctls of conntrack, in a network namespace other than the machine's.
 
 use std::time::Duration;
 
@@ -45,8 +45,7 @@ fn settings_are_written_where_permitted_and_reported_elsewhere() -> Result<()> {
     assert_eq!(values, [86_400, 3_600, 1, 77]);
     assert_eq!(read("udp_timeout")?, udp_timeout, "0 leaves it as it is");
 
-    // Only the machine's own namespace may size the table, and a value that is right already is not
-    // written.
+    // Only the machine's own namespace may size the table. A correct value is left unwritten.
     let sized = |min| Conntrack {
         max_per_core: Some(1),
         min: Some(min),
@@ -56,7 +55,7 @@ fn settings_are_written_where_permitted_and_reported_elsewhere() -> Result<()> {
     assert_eq!(told(&sized(max + 1)), 1);
     assert_eq!(read("max")?, max);
 
-    // Somebody else has changed his mind about one of them since.
+    // Another program has changed one of them since.
     node.sysctl("netfilter/nf_conntrack_udp_timeout_stream", "78")?;
     node.run(|| changes.undo(&Wanted::new(), &mut |_| {}))?;
     assert_eq!(read("tcp_timeout_established")?, before);

@@ -1,4 +1,4 @@
-//! The events: which, about what, how often.
+//! Events: their kinds, their objects, their rate.
 
 use std::net::{TcpListener, UdpSocket};
 
@@ -130,9 +130,9 @@ fn events_name_conflicting_and_invalid_services_by_uid() -> Result<()> {
     kpx.stop()
 }
 
-/// A Service of more ports than the tables have room for, and a Service of another namespace.
+/// A Service with more ports than the tables have room for, and a Service of another namespace.
 #[test]
-fn a_greedy_namespace_leaves_others_theirs_and_the_node_healthy() -> Result<()> {
+fn greedy_namespace_leaves_room_and_node_healthy() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let kpx = fixture.start_healthy("--service-table-size 1000")?;
     let mut greedy = service("greedy", 10);
@@ -142,7 +142,7 @@ fn a_greedy_namespace_leaves_others_theirs_and_the_node_healthy() -> Result<()> 
     let greedy = fixture.put(&greedy)?;
     let is_full =
         |ports: usize| move |status: &Status| status.tables["IPv4"].service_ports == ports;
-    // The frontend of the address itself takes an entry as well, and one of 16 stays free.
+    // The frontend of the address itself also takes an entry, and one of 16 stays free.
     kpx.wait(DEADLINE, "the table is full", is_full(937))?;
     let event = fixture.told("ShareExceeded", |_| true)?;
     assert_eq!(
@@ -158,7 +158,7 @@ fn a_greedy_namespace_leaves_others_theirs_and_the_node_healthy() -> Result<()> 
     );
 
     fixture.put(&service("web", 11))?;
-    // Two entries for the one, from the other.
+    // The first Service gets two entries of the second.
     kpx.wait(DEADLINE, "both are served", |status| {
         status.tables["IPv4"].services == 2 && is_full(936)(status)
     })?;
@@ -239,8 +239,8 @@ fn a_server_that_takes_no_events_costs_a_line_of_the_log() -> Result<()> {
     Ok(())
 }
 
-/// Detection is not sure of a device with a network of its own: its clients are served, and the
-/// operator hears of it.
+/// Detection cannot classify a device with its own network: kpx serves its clients and reports the
+/// device.
 #[test]
 fn an_undetected_pod_is_served_and_reported_once() -> Result<()> {
     let fixture = Fixture::with_node()?;

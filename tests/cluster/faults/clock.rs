@@ -1,5 +1,5 @@
-//! A wall clock that steps under a running kpx. The clocks of the kernel's programs and of timers
-//! do not step with it.
+//! The wall clock steps under a running kpx. The clocks of the programs and of timers stay
+//! monotonic.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use testbed::watched_lab::WatchedLab;
 use crate::faults::fixture::{PORT, RECOVERY, Run};
 
 const DAY: i64 = 86_400;
-/// Seconds from the true time.
+/// Steps in seconds from the true time.
 const STEPS: [(&str, i64); 4] = [
     ("a day on", DAY),
     ("a day back", -DAY),
@@ -46,7 +46,7 @@ fn steps_of_the_wall_clock_change_nothing() -> Result<()> {
         .context(step)?;
         run.change()?;
         run.recovers(&format!("the clock is {step}"), RECOVERY)?;
-        // Certificates are judged by the new time.
+        // Certificates are validated against the new time.
         run.api().cut_watches();
         run.change()?;
         run.recovers(&format!("new watches, the clock is {step}"), RECOVERY)?;
@@ -71,7 +71,7 @@ fn ask(run: &Run, service: &Service, family: Family) -> Result<String> {
         .backend)
 }
 
-/// Returns the agent's time less the true one, in seconds.
+/// Returns the agent's time minus the true time, in seconds.
 fn agents_time(run: &Run) -> Result<i64> {
     let body = http::ask(&run.fixture.lab.n1.host.ns, HEALTH, "GET", "/healthz")?.body;
     let answer: serde_json::Value =

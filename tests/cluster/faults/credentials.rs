@@ -1,4 +1,4 @@
-//! The credentials of kpx, the identity of its server, and its permissions.
+//! kpx's credentials, its server's identity, and its permissions.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use testbed::apiserver::{History, Login};
 
 use crate::faults::fixture::{RECOVERY, Run};
 
-/// Until files that have changed are looked at, and what they hold is in use.
+/// The time until kpx reads changed files and uses their contents.
 const REREAD: Duration = Duration::from_secs(3);
 
 pub(crate) fn expire_and_are_refused(run: &Run) -> Result<()> {
@@ -46,7 +46,7 @@ fn partial_permissions(run: &Run) -> Result<()> {
             since.elapsed()
         );
         run.api().heal();
-        // No outage, and so it is the back-off's turn: up to 30 s, but the first waits are short.
+        // A denial is no outage, so the back-off applies: up to 30 s, with short first waits.
         run.recovers(&format!("{resource} forbidden"), Duration::from_secs(7))?;
         run.is_well()?;
     }
@@ -65,7 +65,7 @@ fn expired_server_certificate(run: &Run) -> Result<()> {
     run.is_well()
 }
 
-/// The token is no longer any good; then the file has something better.
+/// The token becomes invalid; then the file gets a valid one.
 fn refused_token(run: &Run) -> Result<()> {
     run.api().refuse_tokens(true);
     run.api().cut_watches();
@@ -83,7 +83,7 @@ fn refused_token(run: &Run) -> Result<()> {
     run.is_well()
 }
 
-/// Connections outlive it; the next one is refused.
+/// Open connections outlive the certificate; the next connection is refused.
 fn expired_client_certificate(run: &Run) -> Result<()> {
     wait_until(
         DEADLINE,

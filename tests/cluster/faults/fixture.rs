@@ -1,5 +1,5 @@
-//! A lab with an API server in its fabric and a kpx on node n1, and the checks that must hold
-//! through every failure.
+//! A lab with an API server in its fabric, kpx on node n1, and the checks that hold through every
+//! failure.
 
 use std::cell::{Cell, RefCell};
 use std::process::Command;
@@ -16,11 +16,11 @@ use testbed::kernel_tables;
 use testbed::lab::Family;
 use testbed::watched_lab::WatchedLab;
 
-/// The port of every server of the lab.
+/// The port of all servers of the lab.
 pub(crate) const PORT: u16 = 8080;
-/// From the server's recovery to tables that are as its objects ask for.
+/// The time from the server's recovery until the tables match its objects.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(1);
-/// One recovery of a run may take so much longer, on a machine that has more to do.
+/// One recovery per run may take this much longer on a busy machine.
 const LATE: Duration = Duration::from_secs(2);
 
 pub(crate) struct Run<'a> {
@@ -28,20 +28,20 @@ pub(crate) struct Run<'a> {
     agent: Agent<'a>,
     /// A connection from before all faults.
     open: RefCell<Connection>,
-    /// A recovery was.
+    /// True after a late recovery.
     late: Cell<bool>,
     changes: Cell<u8>,
 }
 
 impl<'a> Run<'a> {
-    /// With a service `web` that p1b serves, and a connection to it.
+    /// Starts with a Service `web` with the backend p1b, and a connection to it.
     pub(crate) fn start(fixture: &'a WatchedLab) -> Result<Self> {
         Self::start_by(fixture, None)
     }
 
-    /// Starts kpx by a command that becomes the one after it.
+    /// Starts kpx by a command that executes it.
     pub(crate) fn start_by(fixture: &'a WatchedLab, by: Option<Command>) -> Result<Self> {
-        // kpx tells the cluster that it starts, and is not allowed to.
+        // kpx reports its start as an Event, which is denied here.
         fixture.api().fail("create", "events", 403);
         let host = &fixture.lab.n1.host;
         let agent =
@@ -71,7 +71,7 @@ impl<'a> Run<'a> {
         self.fixture.api()
     }
 
-    /// Changes one of six services.
+    /// Changes one of six Services.
     pub(crate) fn change(&self) -> Result<()> {
         const BACKENDS: [&[&str]; 3] = [&["p1b"], &["p1b", "p2a", "p2b"], &["p2a", "n2"]];
         const NAMES: [&str; 6] = ["s0", "s1", "s2", "s3", "s4", "s5"];
@@ -82,7 +82,7 @@ impl<'a> Run<'a> {
         self.fixture.put_service(&service)
     }
 
-    /// Packets go on: on a connection of before, and on new ones.
+    /// Checks that packets pass, on the old connection and on new ones.
     pub(crate) fn serves(&self) -> Result<()> {
         self.open
             .borrow_mut()
@@ -95,7 +95,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Lets time pass, in which packets go on and `happens` over and over again.
+    /// Lets time pass, with packets, while `happens` runs repeatedly.
     pub(crate) fn pass(
         &self,
         time: Duration,
@@ -109,8 +109,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The problem is in the status, the log, /healthz and the metrics, and takes no traffic from
-    /// the node.
+    /// Checks that the problem is in the status, the log, /healthz and the metrics, and that the
+    /// node keeps its traffic.
     pub(crate) fn tells(&self, limit: Duration, what: &str, why: &str) -> Result<()> {
         let told = || -> Result<bool> {
             let status = self.agent.status()?;
@@ -138,7 +138,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Returns what `kpx status` prints, which ends well.
+    /// Returns the output of `kpx status`, which must succeed.
     pub(crate) fn status(&self) -> Result<String> {
         let output = kpx(
             self.agent.ns(),
@@ -160,7 +160,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// After `fault`, which is over now, the tables become what the objects ask for, in `limit`.
+    /// Checks that the tables match the objects within `limit` after the end of `fault`.
     pub(crate) fn recovers(&self, fault: &str, limit: Duration) -> Result<()> {
         let since = Instant::now();
         let want = self.fixture.wanted("n1")?;
@@ -188,7 +188,8 @@ impl<'a> Run<'a> {
         kernel_tables::of(self.agent.pid())
     }
 
-    /// The sum of a metric's samples that have `label` among their labels' values, or of all.
+    /// Returns the sum of a metric's samples that have `label` among their label values; all
+    /// samples if it is empty.
     pub(crate) fn metric(&self, name: &str, label: &str) -> Result<f64> {
         let metrics = http::scrape(&self.fixture.lab.n1.host.ns)?;
         let samples = &metrics

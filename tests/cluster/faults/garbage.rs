@@ -1,4 +1,4 @@
-//! The API server sends what is no event, or hardly anything, and ends connections in good order.
+//! The API server sends invalid events, or almost nothing, and closes connections in good order.
 
 use std::fs;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use testbed::lab::Family;
 use crate::faults::fixture::{PORT, RECOVERY, Run};
 use crate::faults::storms::lists;
 
-/// A line of the longest allowed length, its text, and what an allocator rounds up.
+/// A line of the maximum length, its text, and the allocator's rounding.
 const LINE_KIB: u64 = 80 << 10;
 
 pub(crate) fn is_sent(run: &Run) -> Result<()> {
@@ -21,8 +21,7 @@ pub(crate) fn is_sent(run: &Run) -> Result<()> {
     bytes_trickle(run)
 }
 
-/// By HTTP/2 a server says so with GOAWAY. kpx speaks HTTP/1.1, by which each watch has a
-/// connection of its own.
+/// An HTTP/2 server announces this by GOAWAY. kpx speaks HTTP/1.1, with a connection per watch.
 fn connections_retire(run: &Run) -> Result<()> {
     run.change()?;
     run.recovers("a change", RECOVERY)?;
@@ -49,7 +48,7 @@ fn connections_retire(run: &Run) -> Result<()> {
     run.is_well()
 }
 
-/// It costs no more memory than the longest line, and no other watch.
+/// The line costs at most its maximum memory, and no other watch.
 fn line_never_ends(run: &Run) -> Result<()> {
     let before = peak_memory(run)?;
     run.api()
@@ -69,7 +68,7 @@ fn line_never_ends(run: &Run) -> Result<()> {
     );
     run.api().heal();
     run.change()?;
-    // Each of these watches has cost a list, and lists have become rare.
+    // Each of these watches has cost a list, and the back-off has made lists rare.
     run.recovers("a line without end", 5 * RECOVERY)?;
     run.is_well()
 }
@@ -91,7 +90,7 @@ fn bytes_trickle(run: &Run) -> Result<()> {
     run.is_well()
 }
 
-/// The watch of Services goes on.
+/// Checks that the watch of Services continues.
 fn is_learned(run: &Run, service: &Service) -> Result<()> {
     run.fixture.put_service(service)?;
     let ip = service.frontend(Family::V4).ip();
@@ -106,7 +105,7 @@ fn is_learned(run: &Run, service: &Service) -> Result<()> {
     wait_until(RECOVERY + DEADLINE / 10, "the Service is learned", is_there)
 }
 
-/// Returns the most memory that the agent ever had, in KiB.
+/// Returns the agent's peak memory in KiB.
 fn peak_memory(run: &Run) -> Result<u64> {
     let path = format!("/proc/{}/status", run.pid());
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;

@@ -1,5 +1,5 @@
-//! A kubeconfig that leads to another cluster, under a running kpx. kube-proxy reads it at its
-//! start only.
+//! A kubeconfig that changes to another cluster under a running kpx. kube-proxy reads it only at
+//! its start.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::faults::fixture::PORT;
 
 /// The port of the other clusters' API servers.
 const OTHER: u16 = 6444;
-/// For an answer that should not come.
+/// The timeout of an answer that should not come.
 const SOON: Duration = Duration::from_millis(300);
 
-/// The second cluster has another URL, the third one the same with another authority. Both have a
-/// Service of the same name with other backends, and one of their own. Their versions are higher,
-/// so that a watch from an old one would be granted.
+/// The second cluster has another URL, the third the same URL with another CA. Both have a Service
+/// of the same name with other backends, and one of their own. Their versions are higher, so that
+/// they would accept a watch from an old version.
 #[test]
 fn agent_ends_where_its_credentials_lead_to_another_cluster() -> Result<()> {
     let fixture = WatchedLab::start(PORT)?;
@@ -118,7 +118,7 @@ fn open(lab: &Lab, service: &Service, family: Family) -> Result<Connection> {
     connection.with_context(|| format!("a connection by {family}"))
 }
 
-/// Each Service leads to its one backend.
+/// Checks that each Service reaches its one backend.
 fn are_served(lab: &Lab, services: &[Service]) -> Result<()> {
     for (service, family) in services
         .iter()

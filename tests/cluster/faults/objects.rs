@@ -1,4 +1,4 @@
-//! Objects that are too large, or make no sense.
+//! Objects that are too large, or invalid.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(crate) fn of_all_sorts(run: &Run) -> Result<()> {
     bookmarks(run)
 }
 
-/// etcd takes no larger ones.
+/// The size limit of etcd.
 fn large(run: &Run) -> Result<()> {
     let object = json!({"apiVersion": "v1", "kind": "Service",
         "metadata": {"name": "large", "namespace": "default", "annotations": {"note": "x".repeat(1_500_000)}},
@@ -28,7 +28,8 @@ fn large(run: &Run) -> Result<()> {
     run.api().delete("Service", "default", "large")
 }
 
-/// Among good ones: some of the wrong shape, and some of the right shape that mean nothing.
+/// Among valid objects: some of the wrong shape, and some of the right shape with meaningless
+/// values.
 fn nonsense(run: &Run) -> Result<()> {
     let name = |nth: usize| format!("bad-{nth:02}");
     for nth in 0..50 {
@@ -62,7 +63,7 @@ fn nonsense(run: &Run) -> Result<()> {
         "not counted"
     );
 
-    // One that was good stays as it was.
+    // An object that was valid before keeps its state.
     let tables = run.tables()?;
     let good = run
         .api()
@@ -90,8 +91,8 @@ fn nonsense(run: &Run) -> Result<()> {
     run.is_well()
 }
 
-/// Versions grow by what happens to other objects too; a watch that knows need not list when the
-/// old ones are forgotten.
+/// Versions grow with every object's changes. A watch with bookmarks stays valid when the old
+/// versions are compacted, and needs no list.
 fn bookmarks(run: &Run) -> Result<()> {
     run.api().apply(
         &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "elsewhere"}}),

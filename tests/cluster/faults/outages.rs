@@ -1,4 +1,4 @@
-//! The API server is away, or a proxy in front of it says so.
+//! The API server, or the proxy in front of it, is unavailable.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use crate::faults::fixture::{RECOVERY, Run};
 /// Watches of Services, EndpointSlices, ServiceCIDRs, Nodes and Pods.
 const WATCHES: f64 = 5.0;
 
-/// A process that is gone, with and without its history; data restored from a backup; a load
-/// balancer without servers.
+/// A crash with and without loss of history, data restored from a backup, and a load balancer
+/// without servers.
 pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     let asked = |run: &Run| run.metric("rest_client_requests_total", "");
     let stop = |run: &Run| run.fixture.api_mut().stop();
@@ -85,9 +85,9 @@ fn is_restored(run: &Run) -> Result<()> {
     let before = lists(run);
     run.api().restore(backup);
     run.fixture.api_mut().start_again(History::Kept)?;
-    // After an outage, looks at the server's history are spread over a second.
+    // After an outage, kpx spreads its history checks over a second.
     run.recovers("data restored from a backup", 2 * RECOVERY)?;
-    // Each watch learns by a look of its own that versions went back, and hears of no change before
+    // Each watch detects by its own check that versions went back, and receives no change before
     // that.
     let relisted = || Ok(std::iter::zip(lists(run), before).all(|(now, before)| now > before));
     wait_until(
@@ -100,10 +100,10 @@ fn is_restored(run: &Run) -> Result<()> {
     run.is_well()
 }
 
-/// An API server authorizes by objects that it reads after its start, and until then denies
+/// An API server authorizes by objects that it reads after its start; until then it denies
 /// everything.
 fn lets_nobody_in_at_first(run: &Run) -> Result<()> {
-    /// After which the back-off has grown to 8 s and more.
+    /// After this time the back-off has grown to at least 8 s.
     const AWAY: Duration = Duration::from_secs(14);
     const COLD: Duration = Duration::from_secs(3);
     let resources = ["services", "endpointslices", "nodes", "servicecidrs"];
@@ -125,7 +125,7 @@ fn lets_nobody_in_at_first(run: &Run) -> Result<()> {
     run.is_well()
 }
 
-/// It answers for itself, and so says how often it may be asked.
+/// The load balancer answers with its own Retry-After.
 fn hides_behind_a_load_balancer(run: &Run) -> Result<()> {
     for (code, retry_after, limit) in [(503, None, RECOVERY), (429, Some(1), 2 * RECOVERY)] {
         run.api().fail_all(code, retry_after);
@@ -148,9 +148,9 @@ fn hides_behind_a_load_balancer(run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// No FIN, no RST, no ICMP: as if its host had lost power, or a firewall its state.
+/// No FIN, RST or ICMP, as after a power failure of its host or a loss of a firewall's state.
 pub(crate) fn the_server_vanishes_without_a_word(run: &Run) -> Result<()> {
-    /// 20 s by TCP keepalive, and then one attempt to connect.
+    /// 20 s of TCP keepalive, then one attempt to connect.
     const NOTICED: Duration = Duration::from_secs(33);
     let fabric = &run.fixture.lab.fabric.ns;
     run.change()?;

@@ -1,4 +1,4 @@
-//! A node that starts again: its network is as before, and nothing of kpx is left.
+//! A node reboots: its network is as before, and kpx's state is gone.
 
 use std::fs;
 use std::process::Command;
@@ -14,12 +14,12 @@ use testbed::watched_lab::WatchedLab;
 use crate::faults::fixture::PORT;
 
 const NODE_PORT: u16 = 30_080;
-/// Each client, and whether it dials the node port.
+/// Each client, and true if it dials the node port.
 const CLIENTS: [(&str, bool); 3] = [("p1a", false), ("n1", false), ("x", true)];
-/// For an answer that may never come.
+/// The timeout of an answer that may never come.
 const SOON: Duration = Duration::from_millis(400);
 
-/// The API server answers only after a while, as where it starts beside kpx.
+/// The API server answers after a delay, as when it starts along with kpx.
 #[test]
 fn node_serves_again_after_its_start_from_nothing() -> Result<()> {
     let fixture = WatchedLab::start(PORT)?;
@@ -32,7 +32,7 @@ fn node_serves_again_after_its_start_from_nothing() -> Result<()> {
 
     fixture.api_mut().stop()?;
     lose_all(lab, kpx)?;
-    // The node's stack has no such connection, and says so at once.
+    // The node's stack lacks such a connection, and resets it at once.
     ensure!(
         matches!(outside.exchange(b"?"), Err(Fault::Io(..) | Fault::Refused)),
         "a connection of before is not refused"
@@ -55,7 +55,7 @@ fn node_serves_again_after_its_start_from_nothing() -> Result<()> {
     kpx.wait(DEADLINE, "nothing is wrong", |status| {
         status.healthy && status.problems.is_empty()
     })?;
-    // A pod ends with its node. A connection whose pod would live on belongs to no flow any more.
+    // A pod ends with its node. The connection of a pod that lived on would belong to no flow.
     ensure!(
         pods.exchange(b"?").is_err(),
         "a connection of before goes on"
@@ -63,8 +63,8 @@ fn node_serves_again_after_its_start_from_nothing() -> Result<()> {
     kpx.stop()
 }
 
-/// Takes away what a reboot takes: processes, pins and with them programs, devices, routes, rules,
-/// files below /run.
+/// Removes what a reboot removes: processes, pins and their programs, devices, routes, rules, files
+/// below /run.
 fn lose_all(lab: &Lab, kpx: Agent<'_>) -> Result<()> {
     let node = &lab.n1.host.ns;
     let run_dir = kpx.run_dir().to_owned();
@@ -80,7 +80,7 @@ fn lose_all(lab: &Lab, kpx: Agent<'_>) -> Result<()> {
     fs::remove_dir_all(&run_dir).with_context(|| format!("remove {}", run_dir.display()))
 }
 
-/// No client is served; the one outside is refused.
+/// Checks that no client is served, and that the outside client is refused.
 fn is_unserved(lab: &Lab, web: &Service) -> Result<()> {
     for (client, family, answer) in each(lab, web) {
         let expected = match answer {

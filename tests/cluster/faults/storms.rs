@@ -1,4 +1,4 @@
-//! The API server answers, and what it answers does not last.
+//! The API server answers, but its answers do not last.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ fn gone_all_the_time(run: &Run) -> Result<()> {
     run.is_well()
 }
 
-/// Every event twice, and old ones after new ones.
+/// Every event twice, and old events after new ones.
 fn disorder(run: &Run) -> Result<()> {
     let before = lists(run);
     run.api().disorder();
@@ -72,7 +72,7 @@ fn disorder(run: &Run) -> Result<()> {
     run.is_well()
 }
 
-/// A list counts when it is whole.
+/// A list counts only when it is complete.
 fn slow_lists(run: &Run) -> Result<()> {
     const TIME: Duration = Duration::from_secs(3);
     let tables = run.tables()?;

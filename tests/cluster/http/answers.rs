@@ -1,4 +1,4 @@
-//! Bodies, headers and codes are those of kube-proxy.
+//! Bodies, headers and codes equal kube-proxy's.
 
 use std::process::Command;
 
@@ -79,7 +79,7 @@ fn health_is_answered_in_the_form_of_kube_proxy() -> Result<()> {
     kpx.stop()
 }
 
-/// A problem's reason names servers, files and Services.
+/// A problem's reason contains names of servers, files and Services.
 #[test]
 fn healthz_gives_reasons_to_clients_on_the_node_alone() -> Result<()> {
     let cluster = Fixture::start("reasons")?;

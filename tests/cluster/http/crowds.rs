@@ -1,4 +1,4 @@
-//! Clients that keep others from an answer, or take memory and files from the node.
+//! Clients that try to starve others, or to exhaust the node's memory and files.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,8 +12,7 @@ use testbed::http::{HEALTH, get_at_socket};
 
 use crate::http::fixture::{Fixture, service};
 
-/// The ordinary connections of three pods stand in the queue before a probe, while the agent has no
-/// time.
+/// Ordinary connections of three pods are queued before a probe while the agent is busy.
 #[test]
 fn probe_behind_connections_of_three_pods_is_answered() -> Result<()> {
     let cluster = Fixture::start("crowd")?;
@@ -37,12 +36,12 @@ fn probe_behind_connections_of_three_pods_is_answered() -> Result<()> {
     kpx.stop()
 }
 
-/// The ports of health checks that the Services of one tenant have.
+/// The health check ports of one tenant's Services.
 const PORTS: [u16; 8] = [32100, 32101, 32102, 32103, 32104, 32105, 32106, 32107];
-/// What 1,280 connections with 16 KiB each may take, with as much again for their tasks and the
+/// Memory for 1,280 connections with 16 KiB each, and as much again for their tasks and the
 /// allocator's slack.
 const MEMORY_KIB: u64 = 48 << 10;
-/// As many connections as there may be, and some that are about to end.
+/// The maximum number of connections, and some that are closing.
 const FILES: usize = 256 + 1_024 + 64;
 
 #[test]
@@ -74,7 +73,7 @@ fn headers_without_end_take_neither_memory_nor_files() -> Result<()> {
             for _ in 0..256 {
                 let mut stream = connect(&cluster, 2, at)?;
                 stream.set_write_timeout(Some(DEADLINE))?;
-                // The agent may have ended the connection.
+                // The agent may have closed the connection.
                 let _sent = stream.write_all(header.as_bytes());
                 held.push(stream);
             }

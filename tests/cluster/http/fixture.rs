@@ -1,4 +1,4 @@
-//! A kpx with an API server, in a network namespace of their own, asked by HTTP.
+//! kpx with an API server in one network namespace, and its HTTP endpoints.
 
 use std::ops::Deref;
 
@@ -37,14 +37,14 @@ pub(crate) fn node(taints: &Value) -> Value {
     node
 }
 
-/// A Service of both families, whose internal traffic stays on its node if `local`.
+/// Returns a Service of both families, with internalTrafficPolicy Local if `local`.
 pub(crate) fn service(name: &str, nth: u8, local: bool) -> Value {
     let mut service = watched_node::service(name, nth, "TCP", 80);
     service["spec"]["internalTrafficPolicy"] = if local { "Local" } else { "Cluster" }.into();
     service
 }
 
-/// An IPv4 slice with an endpoint on another node, `changed` at a time in RFC 3339.
+/// Returns an IPv4 slice with an endpoint on another node, `changed` at a time in RFC 3339.
 pub(crate) fn slice(service: &str, nth: u8, changed: &str) -> Value {
     let mut slice = watched_node::slice(service, &format!("10.244.1.{nth}"), "TCP", 8080);
     slice["metadata"]["annotations"] =

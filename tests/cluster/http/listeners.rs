@@ -1,4 +1,4 @@
-//! Addresses that cannot be had.
+//! Addresses that cannot be bound.
 
 use std::net::TcpListener;
 

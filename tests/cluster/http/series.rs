@@ -13,7 +13,7 @@ use testbed::http::METRICS;
 
 use crate::http::fixture::{Fixture, service, slice};
 
-/// Name, type, labels, number of buckets with the one of `+Inf`.
+/// Name, type, labels, number of buckets including `+Inf`.
 const KUBE_PROXY: &str = "
 kubeproxy_sync_proxy_rules_duration_seconds histogram ip_family 16
 kubeproxy_sync_full_proxy_rules_duration_seconds histogram ip_family 16
@@ -39,7 +39,7 @@ process_max_fds gauge
 process_cpu_seconds_total counter
 ";
 
-/// kpx's own, as dashboards and alerts know them.
+/// kpx's own series, on which dashboards and alerts rely.
 const KPX: &str = "
 kpx_packets_total counter event
 kpx_untranslated_packets_total counter reason,verdict
@@ -65,7 +65,7 @@ kpx_watch_up gauge kind
 kpx_build_info gauge arch,version
 ";
 
-/// A name of kube-proxy's that says counter and is none.
+/// A kube-proxy metric whose name says counter and whose type differs.
 const MISNAMED: &[&str] = &["kubeproxy_sync_proxy_rules_no_local_endpoints_total"];
 
 #[test]
@@ -141,7 +141,7 @@ fn every_series_of_kube_proxy_is_there() -> Result<()> {
     kpx.stop()
 }
 
-/// Compares the table of the document with kpx's own metrics. `UPDATE_EXPECT=1` writes it again.
+/// Compares the document's table with kpx's own metrics. `UPDATE_EXPECT=1` writes it again.
 fn document(metrics: &Exposition) {
     const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
     const BEGIN: &str = "UPDATE_EXPECT=1. -->\n";
@@ -203,7 +203,7 @@ fn form(metric: &Metric) -> String {
 fn changes_are_counted_and_their_latency_measured() -> Result<()> {
     let cluster = Fixture::start("changes")?;
     let ago = |duration: Duration| (Timestamp::now() - duration).to_string();
-    // A change from before kpx's start waited for kpx.
+    // kpx applies at its start a change from before it.
     cluster
         .api
         .apply(&slice("old", 1, &ago(Duration::from_secs(60))))?;
@@ -250,7 +250,7 @@ fn changes_are_counted_and_their_latency_measured() -> Result<()> {
     );
     ensure!(latency > 0.0 && latency < 10.0, "{latency} s");
 
-    // A slice that goes has no latency.
+    // The deletion of a slice has no latency.
     cluster.api.delete("EndpointSlice", "default", "web-ipv4")?;
     wait_until(DEADLINE, "the slice is gone", || {
         Ok(total(
@@ -265,7 +265,7 @@ fn changes_are_counted_and_their_latency_measured() -> Result<()> {
 
 const LATENCY: &str = "kubeproxy_network_programming_duration_seconds_count";
 
-/// The sum of the series that have these labels.
+/// Returns the sum of the series that have these labels.
 fn total(metrics: &Exposition, series: &str, labels: &[(&str, &str)]) -> f64 {
     let samples = metrics
         .values()

@@ -1,4 +1,4 @@
-//! Wanted state that does not get into force.
+//! Desired state that cannot be programmed.
 
 use std::net::Ipv4Addr;
 
@@ -28,12 +28,12 @@ fn a_family_whose_map_is_full_makes_the_node_unhealthy_until_there_is_room() -> 
     fill(&mut services)?;
     cluster.api.apply(&service("second", 11, false))?;
     wait_until(DEADLINE, "/livez answers 503", || {
-        // kpx makes room when it tries again.
+        // kpx removes the filler when it retries.
         fill(&mut services)?;
         Ok(cluster.get(HEALTH, "/livez")?.code == 503)
     })?;
     let body: Value = serde_json::from_str(&cluster.get(HEALTH, "/healthz")?.body)?;
-    // It may have recovered by now, which takes a second at least.
+    // kpx may have recovered by now; recovery takes at least a second.
     if body["healthy"] == false {
         ensure!(
             body["status"]["IPv4"]["healthy"] == false && body["status"]["IPv6"]["healthy"] == true,
@@ -73,7 +73,7 @@ fn a_family_whose_map_is_full_makes_the_node_unhealthy_until_there_is_room() -> 
     kpx.stop()
 }
 
-/// Service ports that kpx has room for.
+/// The number of service ports that kpx has room for.
 const ROOM: u32 = 1_000;
 
 type Services = HashMap<MapData, FrontendKey<Addr4>, Service>;
@@ -87,7 +87,7 @@ fn services(kpx: &Agent<'_>) -> Result<Services> {
     Ok(Map::from_map_data(MapData::from_id(id)?)?.try_into()?)
 }
 
-/// Fills the map to the last entry, with service ports of no Service.
+/// Fills the map to the last entry with service ports that belong to no Service.
 fn fill(services: &mut Services) -> Result<()> {
     for nth in 0..2 * ROOM {
         let addr = Ipv4Addr::from(u32::from(Ipv4Addr::new(203, 0, 0, 0)) + nth);

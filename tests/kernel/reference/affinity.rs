@@ -1,4 +1,4 @@
-//! How long a client has its backend.
+//! The affinity timeout.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -14,8 +14,7 @@ use testbed::reference::place::{self, CLUSTER_IPS, Device, Family, OUTSIDE, PODS
 const TIMEOUT_SECS: u32 = 20;
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
-/// So many that a client who is led to one at random every time does not come to the same by
-/// chance.
+/// So many that a client with a random backend each time would not get the same one by chance.
 const TIMES: u16 = 60;
 
 #[test]
@@ -57,7 +56,7 @@ fn check(fixture: &mut Fixture, family: Family) -> Result<()> {
             "the node port leads elsewhere"
         );
     }
-    // Every new flow starts the time again.
+    // Every new flow restarts the timeout.
     for port in 2_000..2_000 + TIMES {
         fixture.age_affinity(&client(port), service, TIMEOUT_SECS - 5)?;
         ensure!(
@@ -75,7 +74,7 @@ fn check(fixture: &mut Fixture, family: Family) -> Result<()> {
         "when the time is over clients still come to {backends:?} only"
     );
 
-    // A client loses its backend and has another one from then on; other clients notice nothing.
+    // A client that loses its backend gets another one and keeps it; other clients keep theirs.
     let clients = (1..=TIMES).map(|host| {
         let host = u8::try_from(host).expect("few clients");
         Packet {
@@ -117,7 +116,7 @@ fn backend(fixture: &mut Fixture, packet: &Packet) -> Result<SocketAddr> {
     }
 }
 
-/// One Service with a node port, and these pods.
+/// Returns a cluster with these pods and one Service with a node port.
 fn cluster(family: Family, pods: &[u8]) -> Cluster {
     let cluster_ip = CLUSTER_IPS.addr(family, 1);
     let metadata = json!({ "namespace": "default", "name": "web" });

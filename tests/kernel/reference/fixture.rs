@@ -1,4 +1,4 @@
-//! The node under test, as a place to send first packets of flows to.
+//! The node under test, which receives the first packets of flows.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -49,8 +49,7 @@ struct Counts {
 }
 
 impl Fixture {
-    /// On a thread that stays in the namespace. `node` is the name by which the agent knows its
-    /// node.
+    /// Makes a node on a thread that stays in its namespace. `node` is the agent's node name.
     pub(crate) fn new(node: &str) -> Result<Self> {
         let node = Node::new(node, Options::default())?;
         let flows4 = node.bench.map(INGRESS, IPV4.flows)?.try_into()?;
@@ -65,17 +64,17 @@ impl Fixture {
         Ok(fixture)
     }
 
-    /// Makes the objects and the node what they are in `cluster`.
+    /// Makes the objects and the node equal `cluster`.
     pub(crate) fn enter(&mut self, cluster: &Cluster) -> Result<()> {
         self.node.enter(cluster)
     }
 
-    /// Returns what the agent leaves out of the objects, and why.
+    /// Returns the objects that the agent leaves out, with reasons.
     pub(crate) fn skipped(&self) -> Vec<String> {
         self.node.skipped()
     }
 
-    /// Sends the packet, and forgets the flow that it opened.
+    /// Sends the packet, and removes the flow that it opened.
     pub(crate) fn send(&mut self, packet: &Packet) -> Result<Observed> {
         let observed = self.send_and_keep(packet);
         if let Ok(Observed::Forward(_)) | Err(_) = observed {
@@ -102,7 +101,7 @@ impl Fixture {
         let counts = self.read_counts()?;
         let before = std::mem::replace(&mut self.counts, counts);
         let (mut events, reasons) = self.counts.since(&before)?;
-        // A slow machine sends a SYN again after its backend's time is over.
+        // On a slow machine, a SYN comes again after the backend's answer timeout.
         events.retain(|event| {
             !matches!(
                 event,
@@ -129,14 +128,13 @@ impl Fixture {
         }
     }
 
-    /// A packet on its way to a backend, and the flow that it belongs to.
+    /// Returns the observation of a packet on its way to a backend, with its flow.
     fn forwarded(&self, packet: &Packet, outcome: &Outcome) -> Result<Observed> {
         let forwarded = match packet.family() {
             Family::V4 => remembered(&self.flows4, packet)?,
             Family::V6 => remembered(&self.flows6, packet)?,
         };
-        // An ingress hook leaves the source address to the egress hook of the device that the
-        // packet leaves through.
+        // The ingress hook leaves the source address to the egress hook of the output device.
         let (source, verdict) = match packet.hook {
             Hook::Ingress(_) => (
                 SocketAddr::new(packet.src.ip(), forwarded.source.port()),
@@ -153,7 +151,7 @@ impl Fixture {
         Ok(Observed::Forward(forwarded))
     }
 
-    /// Closes the flow of `packet`, all of whose entries must be there.
+    /// Closes the flow of `packet`; all of its entries must exist.
     pub(crate) fn forget(&mut self, packet: &Packet) -> Result<()> {
         match packet.family() {
             Family::V4 => forget(&mut self.flows4, packet),
@@ -161,7 +159,7 @@ impl Fixture {
         }
     }
 
-    /// Makes the affinity of a client to the service port of this ClusterIP older.
+    /// Ages a client's affinity to the service port of this ClusterIP.
     pub(crate) fn age_affinity(
         &self,
         packet: &Packet,
@@ -178,8 +176,7 @@ impl Fixture {
         }
     }
 
-    /// Ages the client's row in whichever table has it: clients that have not shown themselves have
-    /// their own.
+    /// Ages the client's row in whichever table has it: unproven clients have their own table.
     fn age_in<A: Addr>(
         &self,
         names: [&str; 2],
@@ -216,7 +213,7 @@ impl Fixture {
 }
 
 impl Counts {
-    /// Returns the events and reasons counted since, each once.
+    /// Returns the events and reasons counted since `before`, each once.
     fn since(&self, before: &Self) -> Result<(Vec<Event>, Vec<Reason>)> {
         Ok((
             grown(&before.events, &self.events)?,

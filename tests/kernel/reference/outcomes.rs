@@ -1,4 +1,5 @@
-//! The outcomes of the random packets: a test in which one never happens says nothing about it.
+//! The outcomes of the random packets. An outcome that never occurs is untested, so each has a
+//! minimum.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +10,7 @@ use proxy_common::counter::Reason;
 use testbed::reference::cluster::{Hook, Packet, Proto};
 use testbed::reference::model::{Answer, Kind};
 
-/// At least this many of each.
+/// The minimum number of each outcome.
 const ENOUGH: u64 = 100;
 
 #[derive(Debug, Default)]

@@ -15,7 +15,7 @@ use testbed::reference::node;
 use testbed::reference::weights;
 
 const PAIRS: u64 = 100_000;
-/// Packets to one cluster, since a cluster costs as much as many packets.
+/// Packets per cluster. A cluster costs as much as many packets.
 const PACKETS: u64 = 200;
 
 #[test]
@@ -33,7 +33,7 @@ fn kernel_and_model_agree_on_random_pairs() -> Result<()> {
     })
 }
 
-/// Which backend a client has of a service port.
+/// The backend of each client of a service port.
 type Affinities = BTreeMap<(Entry, IpAddr), SocketAddr>;
 
 fn compare(fixture: &mut Fixture, seed: u64, outcomes: &mut Outcomes) -> Result<()> {
@@ -62,7 +62,7 @@ fn compare(fixture: &mut Fixture, seed: u64, outcomes: &mut Outcomes) -> Result<
     Ok(())
 }
 
-/// Sends the packet, and says how what becomes of it differs from the answer.
+/// Sends the packet, and returns the difference between its fate and the model's answer.
 fn check(
     fixture: &mut Fixture,
     packet: &Packet,
@@ -85,7 +85,7 @@ fn check(
     Ok(())
 }
 
-/// Compares an observation with the model; the error says how they differ.
+/// Compares an observation with the model; the error describes the difference.
 pub(crate) fn agree(answer: &Answer, observed: &Observed) -> Result<()> {
     match (answer, observed) {
         (Answer::Forward(forward), Observed::Forward(forwarded)) => {
@@ -106,9 +106,9 @@ pub(crate) fn agree(answer: &Answer, observed: &Observed) -> Result<()> {
     }
 }
 
-/// Leaves out of the cluster what is not needed for the difference to show.
+/// Removes from the cluster the objects that the difference does not need.
 fn smallest(fixture: &mut Fixture, cluster: &Cluster, packet: &Packet) -> Result<Cluster> {
-    /// A backend at random may be a right one by chance.
+    /// A random backend may be correct by chance.
     const TRIES: usize = 30;
     let mut differs = |cluster: &Cluster| -> Result<bool> {
         fixture.enter(cluster)?;

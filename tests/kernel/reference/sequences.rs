@@ -1,4 +1,4 @@
-//! The state that later packets meet: flows, affinities, other nodes.
+//! The state that later packets find: flows, affinities, other nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use testbed::reference::model::{self, Answer};
 use testbed::reference::node;
 use testbed::reference::weights;
 
-/// A UDP flow leaves a backend that serves no longer; no other flow ever leaves its backend.
+/// A UDP flow leaves a backend that no longer serves; every other flow stays with its backend.
 #[test]
 fn flows_stay_with_their_backends_or_leave_them() -> Result<()> {
     const WORLDS: usize = 60;
@@ -56,7 +56,7 @@ fn flows_stay_with_their_backends_or_leave_them() -> Result<()> {
     })
 }
 
-/// A flow, if it stands, and what has become of it so far.
+/// A packet, its flow if open, and the history of the flow.
 type Flow = (Packet, Option<Forwarded>, Vec<&'static str>);
 
 fn open_some(fixture: &mut Fixture, dice: &mut Dice, cluster: &Cluster) -> Result<Vec<Flow>> {
@@ -77,7 +77,7 @@ fn open_some(fixture: &mut Fixture, dice: &mut Dice, cluster: &Cluster) -> Resul
     Ok(flows.into_values().collect())
 }
 
-/// Sends the packet again, and says what becomes of its flow.
+/// Sends the packet again, and adds its fate to the flow's history.
 fn follow(
     fixture: &mut Fixture,
     cluster: &Cluster,
@@ -108,7 +108,7 @@ fn follow(
     Ok((now, outcome))
 }
 
-/// All nodes lead a client to the same backend, without having spoken to each other.
+/// Maglev gives all nodes the same choice without communication.
 #[test]
 fn every_node_chooses_alike_by_maglev() -> Result<()> {
     const WORLDS: usize = 40;
@@ -145,7 +145,7 @@ fn every_node_chooses_alike_by_maglev() -> Result<()> {
     })
 }
 
-/// Every Service, with nothing about it that differs from node to node.
+/// Makes every Service use Maglev, and removes everything that differs between nodes.
 fn choose_by_maglev(cluster: &mut Cluster) {
     for service in &mut cluster.services {
         let annotations = service.metadata.annotations.get_or_insert_default();

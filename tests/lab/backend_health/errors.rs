@@ -1,5 +1,5 @@
-//! ICMP errors in place of a backend's answer: they count where the backend's own packets would
-//! come from, and from no one else.
+//! ICMP errors in place of a backend's answer. They count only on the device from which the
+//! backend's own packets would come.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -14,7 +14,8 @@ use testbed::stranger::{self, Stranger};
 
 use super::{CLIENTS, CUT, HEAL, Lab, PORT};
 
-/// A firewall that refuses packets for the backends' port by an ICMP error, as most do that refuse.
+/// A firewall that refuses packets for the backends' port by an ICMP error, as most refusing
+/// firewalls do.
 const PROHIBIT: &str = "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 reject with icmpx admin-prohibited; }; }";
 
 /// One of the backends is on the clients' node, and one on the other.
@@ -51,9 +52,9 @@ fn connections_leave_backends_that_are_unreachable() -> Result<()> {
     agent.stop()
 }
 
-/// Other pods know the ends of a connection that waits, and say in their own names that its backend
-/// is unreachable. Pods on a bridge or a macvlan share a device, and those of another node an
-/// uplink: there one can also send a RST in the backend's name.
+/// Other pods know the ends of a waiting connection, and send errors about its backend from their
+/// own addresses. Pods on a bridge or a macvlan share a device, and those of another node an
+/// uplink: there a pod could also spoof the backend's RST.
 #[test]
 fn no_pod_elsewhere_speaks_against_backend_by_errors() -> Result<()> {
     for layout in Layout::ALL {
@@ -121,7 +122,7 @@ impl Lab<'_> {
         let [client, backend] = [client, backend].map(|name| base.lab.host(name));
         backend.ns.nft(CUT)?;
         let [from, to] = [client, backend].map(|host| SocketAddr::new(host.addrs.ip(family), PORT));
-        // No socket sends this SYN again, and none hears of the errors.
+        // No socket repeats this SYN or receives the errors.
         let frontend = service.frontend(family);
         Stranger::on(client)?.send(stranger::tcp(from, frontend).syn(), frontend.ip())?;
         let from = self.source(from, to)?;
@@ -169,7 +170,7 @@ impl Lab<'_> {
     }
 }
 
-/// Returns how often the programs have counted an event.
+/// Returns the programs' count of an event.
 fn counted(agent: &Agent, event: &str) -> Result<u64> {
     agent
         .typed_status()?

@@ -1,4 +1,4 @@
-//! A backend that answers late: a thread in its place, for no kernel can be told to wait.
+//! A backend that answers late. A thread stands in for it, because the kernel has no such delay.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,14 +19,14 @@ use testbed::stranger::{self, Stranger};
 
 use super::{CUT, HEAL, PORT};
 
-/// Answers all SYNs for the port of a host after a time. The host itself hears none of them.
+/// Answers all SYNs for a host's port after a delay. The host itself receives none of them.
 pub(super) struct Late<'a> {
     host: &'a Host,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<()>>,
 }
 
-/// A SYN with ACK that is to be sent.
+/// A pending SYN-ACK.
 struct Owed {
     due: Instant,
     from: SocketAddr,

@@ -1,5 +1,4 @@
-//! What a node does with silent backends where its operator has set nothing: it tells of them, and
-//! they serve on.
+//! Silent backends under the default settings: the node reports them and keeps using them.
 
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use testbed::served_lab::ServedLab;
 use super::{CUT, HEAL, Lab, PORT};
 
 #[test]
-fn node_tells_of_silent_backends_and_leaves_them_in_use_by_default() -> Result<()> {
+fn node_reports_silent_backends_and_keeps_them_by_default() -> Result<()> {
     let (base, [web, asks]) = served()?;
     let agent = base.kpx(&[])?;
     let lab = Lab {
@@ -66,7 +65,7 @@ fn node_tells_of_silent_backends_and_leaves_them_in_use_by_default() -> Result<(
     agent.stop()
 }
 
-/// Serves a Service without an annotation, and one that asks for the mode `on`.
+/// Serves a Service without an annotation, and a Service with the mode `on`.
 fn served() -> Result<(ServedLab, [Service; 2])> {
     let backends = ["p1b", "p2a", "p2b"];
     let base = ServedLab::with_api_server(Layout::Routed)?.serve(&backends, PORT)?;
@@ -78,8 +77,7 @@ fn served() -> Result<(ServedLab, [Service; 2])> {
     Ok((base, [web, asks]))
 }
 
-/// Returns how many silent backends the metric has: those that serve on, and those that are set
-/// aside.
+/// Returns the silent backends of the metric: those still in use, and those ejected.
 fn counted(agent: &Agent<'_>) -> Result<[f64; 2]> {
     let metrics = scrape(agent.ns())?;
     let samples = &metrics

@@ -1,4 +1,4 @@
-//! A node that is cut off: all of its backends are left out before each of them has failed.
+//! A node that is cut off: all of its backends are ejected before each of them has failed.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -86,7 +86,7 @@ fn backends_leave_together(layout: Layout) -> Result<()> {
     agent.stop()
 }
 
-/// All nodes fail at once, so the fault is this one's. It ends before clients send their second
+/// All nodes fail at once, so the fault is this node's. It ends before clients send their second
 /// SYN.
 #[test]
 fn pause_of_own_network_silences_no_node() -> Result<()> {

@@ -158,8 +158,8 @@ fn waiting_connections_leave_silent_backends_by_tunnels_and_bridges() -> Result<
 }
 
 impl Lab<'_> {
-    /// Connects so many times in each family, by both clients and all at once. Returns the times
-    /// that it took.
+    /// Connects this many times in each family, by both clients and all at once. Returns the
+    /// durations.
     fn connect(&self, service: &Service, count: usize) -> Result<Vec<Duration>> {
         let clients = (0..count).map(|nth| CLIENTS[nth % CLIENTS.len()]);
         let dials = clients.flat_map(|client| Family::ALL.map(|family| (client, family)));
@@ -187,7 +187,7 @@ impl Lab<'_> {
             .collect()
     }
 
-    /// Returns the backends of a Service that are silent, set aside or not.
+    /// Returns the silent backends of a Service, ejected or not.
     fn silent(&self, service: &Service) -> Result<Vec<String>> {
         let silent = self.agent.typed_status()?.silent_backends.into_iter();
         let of = silent.filter(|silent| silent.service == super::full_name(service));

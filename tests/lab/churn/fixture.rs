@@ -1,4 +1,4 @@
-//! A lab with a Service, and what kpx has on one of its nodes.
+//! A lab with a Service, and kpx's state on one of its nodes.
 
 use std::process::Command;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) const NODE_PORT: u16 = 30_080;
 
 /// From an event, or from the next look of a kpx that looks once a second, until all is well.
 pub(crate) const PROMPT: Duration = DEADLINE;
-/// For one answer of several that are tried until one comes.
+/// The timeout of one of several tries.
 pub(crate) const TRY: Duration = Duration::from_millis(300);
 
 pub(crate) struct Fixture {
@@ -32,7 +32,7 @@ pub(crate) struct Fixture {
 is_its_lab!(Fixture);
 
 impl Fixture {
-    /// The Service is backed by a pod of each node.
+    /// Makes a Service with a backend on each node.
     pub(crate) fn new() -> Result<Self> {
         Self::on(Layout::Routed)
     }
@@ -50,13 +50,14 @@ impl Fixture {
         &self.lab.n1.host.ns
     }
 
-    /// On n1, by one mechanism; it looks after its work once a second.
+    /// Starts kpx on n1 with one attach mechanism and a sync period of one second.
     pub(crate) fn kpx(&self, attach: &str) -> Result<Agent<'_>> {
         self.base
             .kpx(&["--attach", attach, "--iptables-sync-period", "1s"])
     }
 
-    /// A connection from a host to the Service's ClusterIP, or from outside to its node port.
+    /// Returns a connection from a host to the Service's ClusterIP, or from outside to its node
+    /// port.
     pub(crate) fn dial(&self, client: &str, family: Family) -> Dial {
         let to = match client {
             "x" | "xl" => (self.lab.n1.host.addrs.ip(family), NODE_PORT).into(),
@@ -89,7 +90,7 @@ impl Fixture {
         })
     }
 
-    /// Tells if new connections of these clients are served, by both families, and soon.
+    /// Returns true if new connections of these clients succeed soon, by both families.
     pub(crate) fn serves(&self, clients: &[&str]) -> bool {
         let serves = |client: &str, family| {
             self.dial(client, family)
@@ -137,12 +138,12 @@ pub(crate) fn tcx(ns: &NetNs, device: &str, direction: TcAttachType) -> Result<V
         .collect())
 }
 
-/// A device carries its two programs, each once.
+/// Checks that a device carries its two programs, each once.
 pub(crate) fn is_hooked(ns: &NetNs, attach: &str, device: &str) -> Result<bool> {
     carries(ns, attach, device, ["kpx_ingress", "kpx_egress"])
 }
 
-/// A device without Ethernet headers carries the programs for such devices, each once.
+/// Checks that a device without Ethernet headers carries the programs for such devices, each once.
 pub(crate) fn is_hooked_headerless(ns: &NetNs, attach: &str, device: &str) -> Result<bool> {
     carries(ns, attach, device, ["kpx_ingress_l3", "kpx_egress_l3"])
 }
@@ -184,7 +185,7 @@ pub(crate) fn tc(ns: &NetNs, arguments: &str) -> Result<String> {
     ns.exec(Command::new("tc").args(arguments.split_whitespace()))
 }
 
-/// How often kpx says that it mended something of that sort.
+/// Returns kpx's count of repairs of this kind.
 pub(crate) fn repairs(agent: &Agent<'_>, what: &str) -> Result<f64> {
     let answer = get_at_socket(&agent.run_dir().join("kpx.sock"), "/metrics")?.body;
     let line = format!("kpx_repairs_total{{what=\"{what}\"}} ");

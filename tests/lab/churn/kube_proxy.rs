@@ -1,5 +1,4 @@
-//! kube-proxy, as far as packets can tell: the rules that it writes for a Service, in each of its
-//! modes.
+//! kube-proxy, as far as packets show: its rules for a Service in each of its modes.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -10,15 +9,14 @@ use testbed::lab::{CLUSTER_PODS, Family, SERVICE_CIDR};
 
 use crate::churn::fixture::{Fixture, NODE_PORT, PORT};
 
-/// kube-proxy's endpoints are others than those that kpx knows, so that each answer tells who has
-/// led there.
+/// kube-proxy's endpoints differ from kpx's, so that each answer identifies the proxy.
 pub(crate) const BACKENDS: [&str; 2] = ["p2b", "p1c"];
 
-/// How kube-proxy writes its rules.
+/// The form of kube-proxy's rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Nftables,
-    /// Which of iptables' variants.
+    /// The variant of iptables.
     Iptables(&'static str),
 }
 

@@ -1,4 +1,4 @@
-//! BPF links of another process, taken away as `bpftool link detach` does it.
+//! Detaches BPF links of another process, like `bpftool link detach`.
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

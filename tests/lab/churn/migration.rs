@@ -1,5 +1,5 @@
-//! From kube-proxy to kpx and back: connections of either proxy go on, and the proxy in charge
-//! serves new ones.
+//! From kube-proxy to kpx and back: connections of either proxy go on, and the active proxy serves
+//! new ones.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use testbed::lab::Family;
 use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY};
 use crate::churn::kube_proxy::{BACKENDS, Mode};
 
-/// A pod, the node itself, and a client outside, which dials a node port.
+/// A pod, the node itself, and an outside client, which dials a node port.
 const CLIENTS: [&str; 3] = ["p1a", "n1", "x"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,9 +70,9 @@ fn forward(fixture: &Fixture, mode: Mode) -> Result<()> {
     Ok(())
 }
 
-/// The rules of a kube-proxy that has ended stay as they are, and refuse what its node sends.
+/// The rules of a stopped kube-proxy stay, and refuse packets from its node.
 #[test]
-fn rules_of_kube_proxy_refuse_newer_services_and_kpx_says_so() -> Result<()> {
+fn kpx_reports_kube_proxy_rules_that_refuse() -> Result<()> {
     let fixture = Fixture::new()?;
     Mode::Nftables.install(&fixture)?;
     let kpx = fixture.kpx("tcx")?;
@@ -291,7 +291,7 @@ fn cleanup(fixture: &Fixture, arguments: &str) -> Result<String> {
     fixture.node().exec(&mut command(fixture, arguments)?)
 }
 
-/// A `kpx cleanup --drain` at work.
+/// A running `kpx cleanup --drain`.
 struct Drain {
     child: Child,
     said: BufReader<std::process::ChildStderr>,

@@ -1,4 +1,4 @@
-//! Programs of others on the same hooks, before ours and after.
+//! Foreign programs on the same hooks, before kpx's and after.
 
 use std::process::Command;
 
@@ -75,7 +75,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
 /// The name of [`other`].
 pub(crate) const OTHER: &str = "pass_all";
 
-/// Somebody's program that leaves every packet to the next one.
+/// Loads a foreign program that passes every packet to the next one.
 pub(crate) fn other() -> Result<Ebpf> {
     // r0 = TC_ACT_UNSPEC; exit
     const CODE: [u8; 16] = [0xb7, 0, 0, 0, 255, 255, 255, 255, 0x95, 0, 0, 0, 0, 0, 0, 0];
@@ -140,7 +140,7 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
     kpx.stop()
 }
 
-/// The classes of filters: none, one, and some that look like marks of kpx.
+/// The classes of filters: none, one, and some that look like kpx's marks.
 const CLASSES: [&[&str]; 6] = [
     &[],
     &["flowid", "1:1"],
@@ -150,9 +150,9 @@ const CLASSES: [&[&str]; 6] = [
     &["flowid", "1:e001"],
 ];
 
-/// The kernel writes the class over the mark that kpx leaves on masqueraded packets.
+/// The kernel overwrites the mark that kpx leaves on masqueraded packets by the class.
 #[test]
-fn a_class_of_anothers_filter_changes_nothing() -> Result<()> {
+fn foreign_filter_class_keeps_service_traffic() -> Result<()> {
     let fixture = Fixture::new()?;
     let node = fixture.node();
     fixture.put(&fixture.web.backed_by(&["p2a"]))?;

@@ -1,5 +1,5 @@
-//! Another program takes away what kpx put onto a node: kpx notices within the sync period, and
-//! puts it back.
+//! Another program removes kpx's state from a node: kpx notices and restores it within the sync
+//! period.
 
 use std::path::Path;
 use std::process::Command;

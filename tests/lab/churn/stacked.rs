@@ -1,4 +1,4 @@
-//! Devices on top of devices: a packet passes the hooks of both, and is translated once.
+//! Stacked devices: a packet passes the hooks of both, and is translated once.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,5 +1,4 @@
-//! A device without Ethernet headers: the clients behind it, and the connections through it while
-//! kpx starts again.
+//! A device without Ethernet headers: its clients, and their connections across a restart of kpx.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,5 @@
-//! Rules that come against one pod. They end its whole connections, and those of others go on.
+//! Rules that arrive against one pod. They end its bypass connections; other pods' connections go
+//! on.
 
 use std::process::Command;
 use std::thread;
@@ -13,10 +14,10 @@ use testbed::netns::NetNs;
 use super::fixture::{Fixture, Path, said};
 use super::{exchange, says, until_bypass};
 
-/// The pod that is banned, and one that is not.
+/// The banned pod, and another pod.
 const BANNED: &str = "p1a";
 const OTHER: &str = "p1c";
-/// The time for one exchange.
+/// The timeout of one exchange.
 const SOON: Duration = Duration::from_millis(300);
 /// The time in which the other pod's connections are used beside a ban: longer than netfilter's
 /// rules would need to meet all of their packets.
@@ -25,8 +26,8 @@ const BESIDE: Duration = Duration::from_secs(2);
 /// The ways in which an operator bans a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ban {
-    /// Before any rule that accepts established connections; behind it what conntrack has not seen
-    /// from the start is dropped.
+    /// Before any rule that accepts established connections. Behind it, rules drop everything that
+    /// conntrack has not seen from the start.
     Forward,
     /// Before conntrack.
     Raw,
@@ -36,7 +37,7 @@ enum Ban {
 impl Ban {
     const ALL: [Self; 3] = [Self::Forward, Self::Raw, Self::Legacy];
 
-    /// The time until it is met. The kernel tells of no change of legacy tables.
+    /// Returns the time until the ban works. The kernel announces no change of legacy tables.
     fn deadline(self) -> Duration {
         Duration::from_secs(if self == Self::Legacy { 2 } else { 1 })
     }

@@ -1,4 +1,4 @@
-//! What others do to packets between pods comes and goes: rules, filters, programs, policies.
+//! Rules, filters, programs and policies for packets between pods come and go.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -135,7 +135,7 @@ fn filters_of_other_programs_meet_bypass_connections() -> Result<()> {
     agent.stop()
 }
 
-/// A program that hangs on the device beside those of kpx, and leaves every packet to the next one.
+/// A foreign program on the device besides kpx's, which passes every packet to the next program.
 #[test]
 fn programs_of_others_meet_bypass_connections() -> Result<()> {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! `kpx flows --end`: the operator ends flows, whichever way their packets take.
+//! `kpx flows --end`: the operator ends flows, on the stack and past it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::fixture::{Fixture, Path, said};
 use super::opened::{Shape, until_open_ones_skip};
 use super::{exchange, says, until_bypass};
 
-/// The time for one exchange.
+/// The timeout of one exchange.
 const SOON: Duration = Duration::from_millis(500);
 
 fn dial(fixture: &Fixture, client: &str, protocol: Protocol, family: Family) -> Result<Connection> {
@@ -42,7 +42,7 @@ fn count(agent: &Agent, flags: &str) -> Result<usize> {
         .count())
 }
 
-/// Returns the packets to the Service so far.
+/// Returns the number of packets to the Service so far.
 fn sent(agent: &Agent) -> Result<u64> {
     let output = agent::kpx(
         agent.ns(),
@@ -59,7 +59,7 @@ fn sent(agent: &Agent) -> Result<u64> {
         .context("no count of packets")
 }
 
-/// Of two pods' connections one is ended. It never comes back, and its client dials anew.
+/// Ends one of two pods' connections. It stays ended, and its client dials again.
 fn one_of_two_is_ended(
     fixture: &Fixture,
     agent: &Agent,

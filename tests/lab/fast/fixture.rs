@@ -11,10 +11,10 @@ use testbed::echo::{Connection, Dial, Fault, Protocol};
 use testbed::lab::{Family, Host, Layout};
 use testbed::served_lab::ServedLab;
 
-/// The port of every server.
+/// The port of all servers.
 const PORT: u16 = 8080;
 const NODE_PORTS: [u16; 3] = [30_081, 30_082, 30_083];
-/// The time after which a connection that nothing has answered counts as blocked.
+/// The time after which an unanswered connection counts as blocked.
 const UNANSWERED: Duration = Duration::from_secs(1);
 /// The table with which the tests count.
 const TABLE: &str = "fast";
@@ -89,7 +89,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// Gives services other backends.
+    /// Gives Services other backends.
     pub(crate) fn move_services(&self) -> Result<()> {
         self.put_services(&[["p1c"], ["p2b"], ["ext"]])?;
         self.put_services(&[["p1b"], ["p2a"], ["ext"]])
@@ -204,7 +204,7 @@ impl Fixture {
         Ok(of("forwarded")? + of("returned")? - of("fast_local")?)
     }
 
-    /// TCP connections of the servers that the node's conntrack knows in a state.
+    /// Returns the number of the servers' TCP connections that the node's conntrack has in a state.
     pub(crate) fn tracked(&self, state: &str) -> Result<usize> {
         let entries = self
             .lab
@@ -299,7 +299,7 @@ impl Fixture {
     }
 }
 
-/// Returns the packets that a counter of a table of family `inet` has counted.
+/// Returns the packets of a counter in a table of family `inet`.
 pub(crate) fn counter(host: &Host, table: &str, name: &str) -> Result<u64> {
     let text = host
         .ns
@@ -315,7 +315,7 @@ pub(crate) fn counter(host: &Host, table: &str, name: &str) -> Result<u64> {
         .with_context(|| format!("no packets in {text}"))
 }
 
-/// A fault as an error.
+/// Returns a fault as an error.
 pub(crate) fn said<T>(result: Result<T, Fault>) -> Result<T> {
     result.map_err(|fault| anyhow!("{fault}"))
 }

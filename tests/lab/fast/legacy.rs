@@ -1,5 +1,5 @@
-//! Tables of legacy iptables, which any program makes that asks for one, and whose changes nobody
-//! tells.
+//! Tables of legacy iptables, which the kernel creates for any program that lists them, and whose
+//! changes it does not announce.
 
 use std::process::Command;
 
@@ -18,7 +18,7 @@ const TOOLS: [(&str, &str); 2] = [
 ];
 
 #[test]
-fn legacy_tables_speak_against_whole_connections_by_their_rules_and_policies_alone() -> Result<()> {
+fn only_legacy_rules_and_policies_prevent_bypass() -> Result<()> {
     let fixture = Fixture::new()?;
     let node = &fixture.lab.n1.host.ns;
     let agent = fixture.start("auto")?;
@@ -75,7 +75,7 @@ fn legacy_tables_speak_against_whole_connections_by_their_rules_and_policies_alo
     agent.stop()
 }
 
-/// The kernel makes a table for whoever asks, and it stays until the machine starts again.
+/// The kernel creates a table at the first request, and keeps it until the next boot.
 #[test]
 fn kpx_makes_no_tables_of_legacy_iptables() -> Result<()> {
     let fixture = Fixture::new()?;

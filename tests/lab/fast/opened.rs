@@ -1,4 +1,5 @@
-//! Open connections beside conntrack, where chains of a network policy look at what is forwarded.
+//! Open connections that skip the stack although conntrack tracks them, with a NetworkPolicy's
+//! chains on forwarded packets.
 
 use std::fmt::Write;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! Open UDP exchanges of clients outside with pods of this node, beside conntrack and chains of a
-//! network policy.
+//! UDP exchanges of outside clients with pods of this node that skip the stack, with conntrack and
+//! a NetworkPolicy's chains.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -136,7 +136,7 @@ fn is_seen_by_filter(
 /// The stack takes each datagram for one of the exchange, however it comes back there: no answer
 /// gets another source.
 #[test]
-fn open_exchange_from_outside_goes_on_through_the_stack() -> Result<()> {
+fn open_outside_exchange_survives_on_the_stack() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;
     Shape::KubeRouter.load(&fixture)?;

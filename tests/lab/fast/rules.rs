@@ -1,4 +1,4 @@
-//! Rules for forwarded packets that let connections between pods pass, and rules that do not.
+//! Rules for forwarded packets that leave connections between pods alone, and rules that do not.
 
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, UdpSocket};
@@ -249,7 +249,7 @@ fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
     agent.stop()
 }
 
-/// Returns true if a client is told that nothing serves the port of the pod.
+/// Returns true if a client gets a refusal at the pod's port.
 fn is_refused(fixture: &Fixture, family: Family) -> Result<bool> {
     let client = fixture.lab.host("p1a");
     let socket = client

@@ -1,4 +1,4 @@
-//! Nodes and pods of other shapes: which of their connections skip the stack.
+//! Other set-ups of nodes and pods: which of their connections skip the stack.
 
 use anyhow::{Context, Result, ensure};
 use testbed::echo::Protocol;

@@ -1,5 +1,5 @@
-//! The ways of whole connections to other nodes, and what becomes of them when ways, rules and
-//! devices change.
+//! The next hops of bypass connections to other nodes, and the effect of changed routes, rules and
+//! devices.
 
 use std::process::Command;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_millis(900);
 const FAR: &str = "bypass for connections of this node's pods to pods";
 const NEAR: &str = "those to other nodes take the stack, because rule";
 
-/// Starts kpx, which knows the cluster's networks.
+/// Starts kpx with the cluster's networks.
 fn start<'a>(fixture: &'a Fixture, args: &[&str]) -> Result<Agent<'a>> {
     let networks = Family::ALL
         .map(|family| CLUSTER_PODS.cidr(family))
@@ -85,7 +85,7 @@ fn datagrams_of_whole_flows_meet_a_rule_about_other_nodes() -> Result<()> {
 
 /// A rule against forged sources is such a rule. It has to see what comes in there.
 #[test]
-fn rules_that_name_the_device_of_answers_are_heeded() -> Result<()> {
+fn rules_by_reply_device_apply() -> Result<()> {
     let fixture = Fixture::new()?;
     let node = &fixture.lab.n1.host.ns;
     node.ip("link add br9 type bridge\nlink set br9 up")?;
@@ -142,7 +142,7 @@ fn answers_by_a_tunnel_pass_a_rule_for_established_connections() -> Result<()> {
 
 /// The pod's route goes with the pod, and another one leads to its address then.
 #[test]
-fn whole_connection_leaves_by_no_device_that_it_was_not_opened_for() -> Result<()> {
+fn bypass_connection_keeps_its_device() -> Result<()> {
     let fixture = Fixture::new()?;
     let node = &fixture.lab.n1.host.ns;
     let agent = fixture.start("auto")?;
@@ -168,7 +168,7 @@ fn whole_connection_leaves_by_no_device_that_it_was_not_opened_for() -> Result<(
 
 /// The rule names a port of a bridge, by which no packet leaves as long as it is one.
 #[test]
-fn port_that_becomes_a_way_is_judged_before_it_is_one() -> Result<()> {
+fn bridge_port_is_validated_before_use() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;
     for (host, [own, other]) in [

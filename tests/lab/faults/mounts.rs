@@ -11,9 +11,9 @@ use testbed::mounts::{MOUNT_BPF, Mounts};
 use crate::churn::fixture::{Fixture, PROMPT, repairs};
 use crate::faults::process::{CLIENTS, serves_for};
 
-/// Two of the agent's looks at its pins.
+/// Two of the agent's checks of its pins.
 const LOOKS: Duration = Duration::from_millis(2_500);
-/// The agent holds a file open in it, so that it goes only at the agent's end.
+/// The agent holds an open file there, so the mount ends with the agent.
 const UNMOUNT: &str = "umount --lazy /sys/fs/bpf";
 
 #[test]

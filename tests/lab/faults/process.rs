@@ -1,4 +1,4 @@
-//! An agent that stands still, starves, or is ended by the kernel. Packets need none.
+//! An agent that is stopped, starved or killed. Packets need no agent.
 
 use std::time::{Duration, Instant};
 
@@ -81,7 +81,7 @@ fn agent_killed_for_its_memory_costs_no_connection() -> Result<()> {
     next.stop()
 }
 
-/// Dials again and again for so long; all are answered.
+/// Dials repeatedly for this time; every dial must be answered.
 pub(crate) fn serves_for(time: Duration, fixture: &Fixture) -> Result<()> {
     let started = Instant::now();
     while started.elapsed() < time {
@@ -106,7 +106,7 @@ pub(crate) fn grow(fixture: &Fixture) -> Result<()> {
     })
 }
 
-/// A Service that comes while the agent cannot follow.
+/// Returns a Service that arrives while the agent cannot react.
 pub(crate) fn late() -> Service {
     Service::new("late", 11, &["p1b"], PORT)
 }

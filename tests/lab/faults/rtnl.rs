@@ -1,4 +1,4 @@
-//! The kernel's lock of devices, which another program holds while devices and endpoints change.
+//! RTNL, which another program holds while devices and endpoints change.
 
 use std::fmt::Write as _;
 use std::thread;

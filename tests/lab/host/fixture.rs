@@ -15,9 +15,9 @@ use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{Dual, Family, Host, Lab, Layout, Node};
 use testbed::served_lab::ServedLab;
 
-/// The port of every server of the lab.
+/// The port of all servers of the lab.
 pub(crate) const PORT: u16 = 8080;
-/// For one answer. Short, because what comes too early is asked again.
+/// The timeout of one answer. It is short, because early requests are repeated.
 const ANSWER: Duration = Duration::from_millis(400);
 /// Enough to meet each of two backends, but for one in four thousand rounds.
 const DIALS: usize = 12;
@@ -37,12 +37,12 @@ impl Fixture {
         })
     }
 
-    /// kpx on a host outside.
+    /// Starts kpx on a host outside.
     pub(crate) fn outside<'a>(&'a self, host: &'a Host, args: &[&str]) -> Result<Agent<'a>> {
         Agent::start_outside(&self.lab, host, self.cluster.source(), args)
     }
 
-    /// kpx on both nodes.
+    /// Starts kpx on both nodes.
     pub(crate) fn nodes(&self) -> Result<[Agent<'_>; 2]> {
         let start = |node| Agent::start(&self.lab, node, self.cluster.source());
         Ok([start(&self.lab.n1)?, start(&self.lab.n2)?])
@@ -70,7 +70,7 @@ impl Fixture {
         self.served_over(&Protocol::ALL, host, at, backends, sees)
     }
 
-    /// The same over some protocols.
+    /// Checks the same over some protocols.
     pub(crate) fn served_over(
         &self,
         protocols: &[Protocol],
@@ -167,7 +167,7 @@ pub(crate) fn default_route(lab: &Lab, host: &Host, verb: &str) -> Result<()> {
     host.ns.ip(&Family::ALL.map(route).join("\n"))
 }
 
-/// The networks to which kpx has made routes through their nodes.
+/// Returns the networks to which kpx has made routes through their nodes.
 pub(crate) fn pod_routes(host: &Host) -> Result<Vec<String>> {
     let mut routes = Vec::new();
     for family in ["-4", "-6"] {
@@ -216,8 +216,8 @@ pub(crate) fn cut_off(agent: &Agent<'_>, service: &str) -> Result<Option<String>
     Ok(one.and_then(|one| one["why"].as_str()).map(str::to_owned))
 }
 
-/// All that kpx could change on a host: devices and their settings, routes, rules, filters,
-/// programs.
+/// Returns everything that kpx could change on a host: devices and their settings, routes, rules,
+/// filters, programs.
 pub(crate) fn state(host: &Host) -> Result<String> {
     // A device that has just come up gets its routes with its addresses.
     let tentative = || {
@@ -269,7 +269,7 @@ pub(crate) fn state(host: &Host) -> Result<String> {
     Ok(state)
 }
 
-/// The state becomes that again.
+/// Waits until the state equals `before`.
 pub(crate) fn is_as_before(host: &Host, before: &str) -> Result<()> {
     let now = state(host)?;
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();

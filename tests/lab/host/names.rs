@@ -1,4 +1,4 @@
-//! Programs on a host outside of the cluster ask for names of the cluster.
+//! Programs on a host outside the cluster resolve names of the cluster.
 
 use std::fs;
 use std::net::IpAddr;
@@ -203,7 +203,7 @@ fn taken_address_costs_the_names_alone() -> Result<()> {
 /// Where a kube-proxy has set `route_localnet`, packets for loopback addresses come in by any
 /// device.
 #[test]
-fn strangers_are_told_no_names() -> Result<()> {
+fn strangers_resolve_no_names() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
     let stranger = &fixture.lab.n1.host;
@@ -239,7 +239,7 @@ fn strangers_are_told_no_names() -> Result<()> {
 /// A program in the place of `resolvectl` keeps what it is told. What systemd-resolved makes of it
 /// is not seen here.
 #[test]
-fn kpx_tells_systemd_resolved_where_to_ask() -> Result<()> {
+fn kpx_configures_systemd_resolved() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
     let tools = fixture.lab.dir().join("tools");

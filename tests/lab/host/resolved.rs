@@ -54,7 +54,7 @@ fn tools() -> Result<PathBuf> {
         .with_context(|| format!("no {}: `cargo xtask setup` makes it", folder.display()))
 }
 
-/// A name server that knows no name, and keeps what it is asked.
+/// A name server without names, which records its queries.
 struct Upstream(Arc<Mutex<Vec<String>>>);
 
 impl Upstream {
@@ -165,7 +165,7 @@ fn start<'a>(fixture: &'a Fixture, host: &'a Host, tools: &Path) -> Result<Agent
 }
 
 #[test]
-fn systemd_resolved_asks_kpx_for_names_of_the_cluster_alone() -> Result<()> {
+fn systemd_resolved_sends_kpx_only_cluster_names() -> Result<()> {
     let tools = tools()?;
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;

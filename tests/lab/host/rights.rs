@@ -1,4 +1,4 @@
-//! The rights of a host outside of the cluster.
+//! The permissions of a host outside the cluster.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Connections to pods that a host outside of the cluster does not reach go through the API server.
+//! Connections to pods that a host outside the cluster cannot reach go through the API server.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use crate::host::fixture::{Fixture, PORT, is_as_before, state, unreachable};
 
 const TUNNEL: [&str; 2] = ["--tunnel", "tcp"];
 
-/// Returns the sockets at which the tunnel begins.
+/// Returns the sockets of the tunnel's entry.
 fn starts(kpx: &Agent<'_>) -> Result<Vec<SocketAddr>> {
     let status = kpx.status()?;
     let addresses = status["tunnel"]["addresses"]
@@ -36,7 +36,7 @@ fn connect(host: &Host, to: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Returns what a command that asks the agent prints.
+/// Returns the output of a command that queries the agent.
 fn told(kpx: &Agent<'_>, host: &Host, command: &str) -> Result<String> {
     let output = testbed::agent::kpx(
         &host.ns,
@@ -45,7 +45,7 @@ fn told(kpx: &Agent<'_>, host: &Host, command: &str) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Returns true if a connection is made, and reset before it says anything.
+/// Returns true if a connection opens and is reset before any data.
 fn is_reset(host: &Host, to: SocketAddr) -> bool {
     let said = connect(host, to).and_then(|mut stream| Ok(stream.read(&mut [0; 1])?));
     let error = said

@@ -1,4 +1,4 @@
-//! The unit for systemd: that systemd takes it, and that what it grants is enough.
+//! The systemd unit: systemd accepts it, and its capabilities suffice.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The anchor pair: made, taken over, removed.
+//! The anchor pair: creation, takeover, removal.
 
 use std::fs;
 

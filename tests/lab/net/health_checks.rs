@@ -1,4 +1,4 @@
-//! Health checks of Services, asked as a load balancer asks.
+//! Health checks of Services, requested as by a load balancer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -207,7 +207,7 @@ fn a_port_that_is_taken_costs_only_its_own_service() {
                 .contains("\"name\": \"web\"")
         );
 
-        // A taken port that is no longer wanted is no problem any more.
+        // A taken port without a health check is no longer a problem.
         let _taken = TcpListener::bind("192.0.2.1:30400").await?;
         checks.set(&wanted(&[("web", 30400, 1)])).await;
         ensure!(health.problems().len() == 1);
@@ -292,7 +292,7 @@ fn wanted(checks: &[(&str, u16, usize)]) -> BTreeMap<ObjectName, HealthCheck> {
     checks.iter().map(check).collect()
 }
 
-/// Status line, headers, body.
+/// Returns status line, headers and body.
 async fn ask(to: &str, request: &str) -> Result<(String, Vec<String>, String)> {
     let mut stream = TcpStream::connect(to.parse::<SocketAddr>()?)
         .await
@@ -345,7 +345,7 @@ async fn is_closed(to: &str) -> bool {
     TcpStream::connect(to).await.is_err_and(refused)
 }
 
-/// Tells if the other side ends a connection on which nothing was asked.
+/// Returns true if the other side closes an idle connection.
 async fn is_ended(mut stream: TcpStream) -> Result<bool> {
     let read = timeout(DEADLINE, stream.read(&mut [0; 1]))
         .await

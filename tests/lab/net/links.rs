@@ -1,4 +1,4 @@
-//! Devices: what is reported, how soon, and what they are to kpx.
+//! Devices: reported changes, their latency, and their role for kpx.
 
 use std::collections::BTreeMap;
 use std::ops::Index;
@@ -179,7 +179,7 @@ fn routes_tell_whether_a_pod_is_behind_a_veth_with_an_address() {
 }
 
 #[test]
-fn hundreds_of_pods_with_gateways_are_told_apart_as_they_come() {
+fn hundreds_of_pods_with_gateways_are_detected() {
     const PODS: usize = 300;
     in_netns(async {
         let pods = Netns::new();
@@ -356,7 +356,7 @@ fn real_devices_have_their_roles() {
 struct Devices {
     events: mpsc::Receiver<LinkEvent>,
     links: BTreeMap<u32, Link>,
-    /// How many full lists came.
+    /// The number of full lists.
     lists: u32,
 }
 
@@ -399,7 +399,7 @@ impl Devices {
         self.names().contains(&name)
     }
 
-    /// Sorted.
+    /// Returns the names, sorted.
     fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.links.values().map(|link| link.name.as_str()).collect();
         names.sort_unstable();

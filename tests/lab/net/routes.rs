@@ -1,4 +1,4 @@
-//! Routes: ours through the anchor, and the default route.
+//! Routes: kpx's through the anchor, and the default route.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -323,7 +323,7 @@ fn wanted(routes: &[(&str, Option<&str>)]) -> BTreeSet<Route> {
     routes.iter().map(route).collect()
 }
 
-/// The routes with our protocol number, as `ip` sees them, sorted.
+/// Returns the routes with kpx's protocol number, as `ip` shows them, sorted.
 async fn ours() -> Result<Vec<String>> {
     let mut ours = Vec::new();
     for family in ["-4", "-6"] {

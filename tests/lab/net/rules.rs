@@ -1,4 +1,4 @@
-//! Rules: what the host's own sockets send to a frontend goes to the anchor, and nothing else does.
+//! Rules: packets of the host's own sockets to a frontend go to the anchor, and no others.
 
 use std::collections::BTreeSet;
 
@@ -288,7 +288,7 @@ fn wanted(rules: &[(&str, Proto, u16)]) -> BTreeSet<Rule> {
         .collect()
 }
 
-/// The rules at our preference and with our protocol, as `ip` sees them, sorted.
+/// Returns the rules at kpx's preference and with its protocol, as `ip` shows them, sorted.
 async fn our_rules() -> Result<Vec<String>> {
     let all = all_rules().await?;
     let ours = all

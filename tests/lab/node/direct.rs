@@ -104,7 +104,7 @@ fn pod_reaches_service_from_port_of_its_direct_connection() -> Result<()> {
     Ok(())
 }
 
-/// Returns how often the programs have counted an event.
+/// Returns the programs' count of an event.
 fn counted(kpx: &Agent, event: &str) -> Result<u64> {
     kpx.typed_status()?
         .events

@@ -150,7 +150,7 @@ fn kpx_works_without_ipv6() -> Result<()> {
 }
 
 #[test]
-fn a_health_check_is_served_as_long_as_it_is_asked_for() -> Result<()> {
+fn health_check_lives_as_long_as_its_service() -> Result<()> {
     let node = NetNs::machine("check")?;
     let kpx = Agent::start_alone(
         &node,
@@ -191,7 +191,7 @@ fn ask(node: &NetNs, to: &str) -> Result<Answer> {
     http::ask(node, to, "GET", "/healthz")
 }
 
-/// Which frontends have rules: address, protocol, port; sorted.
+/// Returns the frontends with rules, as address, protocol and port, sorted.
 fn frontends(node: &NetNs) -> Result<Vec<String>> {
     let mut frontends = Vec::new();
     let rules = rules(node)?;
@@ -234,7 +234,7 @@ fn state(node: &NetNs) -> Result<String> {
     Ok(state)
 }
 
-/// Which way a packet of the host's own takes.
+/// Returns the path of the host's own packet.
 fn way(node: &NetNs, to: &str, proto: &str, port: u16) -> Result<String> {
     let port = port.to_string();
     node.exec(Command::new("ip").args(["route", "get", to, "ipproto", proto, "dport", &port]))

@@ -11,7 +11,7 @@ use testbed::netns::NetNs;
 
 use super::reach::{answer, dial_within, is_refused, pod};
 
-/// Time in which an answer would come.
+/// The timeout of an answer.
 const SOON: Duration = Duration::from_millis(700);
 const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/";
 const NFTABLES: &str =

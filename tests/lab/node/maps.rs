@@ -36,7 +36,7 @@ pub(crate) fn nets(kpx: &Agent, map: &str) -> Result<Vec<String>> {
     Ok([v4, v6].concat())
 }
 
-/// Tells for each of these flags if `NODE` has it.
+/// Returns for each of these flags whether `NODE` has it.
 pub(crate) fn flags<const N: usize>(kpx: &Agent, flags: [u32; N]) -> Result<[bool; N]> {
     let map: Array<MapData, Node> = open(kpx, "NODE")?.try_into()?;
     let node = map.get(&0, 0)?;

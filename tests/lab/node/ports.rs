@@ -25,7 +25,7 @@ fn two_programs_share_source_ports() -> Result<()> {
     testbed::cases!(
         &lab;
         node_that_dials_a_pod_beside_its_flow_through_a_node_port_hears_both,
-        port_that_netfilter_keeps_for_a_pod_is_no_silent_flows_any_longer,
+        foreign_nat_port_is_released,
     )?;
     kpx.stop()
 }
@@ -34,9 +34,7 @@ fn of_n2() -> Service {
     Service::new("n2", 2, &["n2"], PORT).node_port(NODE_PORT + 1)
 }
 
-fn port_that_netfilter_keeps_for_a_pod_is_no_silent_flows_any_longer(
-    lab: &ServedLab,
-) -> Result<()> {
+fn foreign_nat_port_is_released(lab: &ServedLab) -> Result<()> {
     let web = of_n2();
     let [x, pod] = ["x", "p1a"].map(|name| lab.lab.host(name));
     for family in Family::ALL {

@@ -106,7 +106,7 @@ fn nobody_speaks_for_backend_at_nodes_address() -> Result<()> {
     Ok(())
 }
 
-/// Returns how many packets the programs have dropped because their senders are elsewhere.
+/// Returns the number of packets that the programs have dropped as spoofed.
 fn spoofed(kpx: &Agent) -> Result<u64> {
     kpx.typed_status()?
         .reasons

@@ -70,7 +70,7 @@ fn a_range_over_pods_and_routes_drops_none_of_their_packets() -> Result<()> {
 }
 
 #[test]
-fn a_route_into_a_range_is_told_and_the_rest_of_the_range_is_for_services() -> Result<()> {
+fn route_into_range_is_reported_and_rest_serves() -> Result<()> {
     let lab = Lab::start(Layout::Routed)?;
     let servers = Servers::start()?;
     // A network of another program within the range, as Docker's default is within some clusters'

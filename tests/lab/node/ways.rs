@@ -1,4 +1,4 @@
-//! The host's own way to ClusterIPs, beside routing rules and networks of other programs.
+//! The host's own path to ClusterIPs, with routing rules and networks of other programs.
 
 use std::net::SocketAddr;
 use std::process::Command;

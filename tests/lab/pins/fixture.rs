@@ -1,4 +1,4 @@
-//! A node with a Service, and what of its agents can be seen from outside.
+//! A node with a Service, and the externally visible state of its agents.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ impl Fixture {
         Dial::new(Protocol::Tcp, self.web.frontend(family)).deadline(ANSWER)
     }
 
-    /// New connections find their backend.
+    /// Checks that new connections reach their backend.
     pub(crate) fn serves(&self) -> Result<()> {
         for (client, family) in ["p1a", NODE]
             .into_iter()
@@ -88,7 +88,7 @@ impl Fixture {
         Ok(ids)
     }
 
-    /// All that a kpx might have changed.
+    /// Returns all state that a kpx might have changed.
     pub(crate) fn state(&self) -> Result<String> {
         let node = &self.lab.n1.host.ns;
         let mut text = String::new();
@@ -113,7 +113,7 @@ impl Fixture {
         Ok(text)
     }
 
-    /// Nothing of a kpx is left, and all is as it was `before`.
+    /// Checks that kpx has left nothing, and that the state equals `before`.
     pub(crate) fn is_clean(&self, before: &str) -> Result<()> {
         ensure!(!self.dir().exists(), "{} is left", self.dir().display());
         let after = self.state()?;

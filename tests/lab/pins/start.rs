@@ -1,4 +1,4 @@
-//! A start that finds pins, of its own version and of others.
+//! A start that finds pins of its own version and of other versions.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -205,7 +205,7 @@ fn refused(fixture: &Fixture, why: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the error of a kpx that ends at once.
+/// Returns the error of a kpx that exits at once.
 fn run(fixture: &Fixture, ns: &testbed::netns::NetNs, args: &[&str]) -> Result<String> {
     let mut command = Command::new(binary()?);
     command

@@ -1,4 +1,4 @@
-//! Local redirects of addresses that are no Service's.
+//! Local redirects of addresses outside all Services.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;

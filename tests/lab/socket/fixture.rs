@@ -1,4 +1,4 @@
-//! Two nodes, Services of every kind, and an agent on the first that leads sockets.
+//! Two nodes, Services of every kind, and an agent on the first node with socket load balancing.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -13,7 +13,7 @@ use testbed::echo::{Connection, Dial, Protocol};
 use testbed::lab::{Family, Host, Layout};
 use testbed::served_lab::ServedLab;
 
-/// For an answer that must not come.
+/// The timeout of an answer that must not come.
 pub(crate) const SILENCE: Duration = Duration::from_millis(400);
 pub(crate) const NODE: &str = "n1";
 pub(crate) const PORT: u16 = 8080;
@@ -21,7 +21,7 @@ pub(crate) const NODE_PORT: u16 = 30_080;
 
 pub(crate) struct Fixture {
     base: ServedLab,
-    // After the agents, which are in it as well.
+    // Drops after the agents, which are in the cgroup as well.
     pub(crate) cgroup: Cgroup,
 }
 
@@ -47,7 +47,7 @@ impl Fixture {
         Self::on(cgroup, ServedLab::with_manifests(layout)?)
     }
 
-    /// The same with an API server, which knows Pods.
+    /// Makes the same with an API server, which has Pods.
     pub(crate) fn with_api_server(layout: Layout) -> Result<Self> {
         let cgroup = Cgroup::enter()?;
         Self::on(cgroup, ServedLab::with_api_server(layout)?)
@@ -69,7 +69,7 @@ impl Fixture {
         self.base.cluster.server()
     }
 
-    /// The agent, in charge of sockets in this test's cgroup.
+    /// Starts the agent with socket load balancing in this test's cgroup.
     pub(crate) fn agent(&self, scope: &str, args: &[&str]) -> Result<Agent<'_>> {
         let cgroup = self.cgroup.path().display().to_string();
         self.kpx(&[&["--socket-lb", scope, "--cgroup-root", &cgroup], args].concat())
@@ -102,7 +102,7 @@ impl Fixture {
         })
     }
 
-    /// The same, led or not as `want` says.
+    /// Checks the same, and whether the socket was translated, as `want` states.
     pub(crate) fn reaches(
         &self,
         client: &str,
@@ -133,7 +133,7 @@ impl Fixture {
         Ok(serde_json::from_value(trace["notes"].clone())?)
     }
 
-    /// One of the node's own addresses.
+    /// Returns one of the node's own addresses.
     pub(crate) fn node_at(&self, family: Family, port: u16) -> SocketAddr {
         (self.lab.host(NODE).addrs.ip(family), port).into()
     }

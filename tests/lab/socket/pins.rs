@@ -89,7 +89,7 @@ fn socket_programs_come_back_after_a_detach() -> Result<()> {
 }
 
 impl Fixture {
-    /// Returns the pins of links to cgroups, by the calls that they meet.
+    /// Returns the pins of links to cgroups, by the calls that they hook.
     pub(crate) fn pins(&self) -> Result<Vec<String>> {
         let dir = self.lab.host(NODE).ns.bpf_dir().join("v2/links");
         let names = std::fs::read_dir(&dir)?

@@ -1,4 +1,4 @@
-//! Pods in cgroups of kubelet's: which of them are led by default.
+//! Pods in the kubelet's cgroups: which of them use socket load balancing by default.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -321,7 +321,7 @@ fn sticky() -> Service {
     Service::new("sticky", 11, &["p1b", "p2a"], PORT).affinity(600)
 }
 
-/// Checks that a pod has one backend of such a Service, whichever way it takes.
+/// Checks that a pod has one backend of a Service with affinity, by packets and by sockets.
 fn packets_serve_a_pods_services_with_affinity(running: &Running<Cluster>) -> Result<()> {
     let Running {
         fixture: cluster,
@@ -381,7 +381,7 @@ fn packets_serve_a_pods_sockets_of_one_device(running: &Running<Cluster>) -> Res
 
 /// Checks that packets serve pods while they are quicker, by a rule that comes and goes.
 #[test]
-fn pods_are_led_only_where_no_whole_connections_are_opened() -> Result<()> {
+fn pods_use_socket_lb_only_without_bypass() -> Result<()> {
     const SKIPS: &str = "its connections skip the stack from their first packet on";
     let cluster = Cluster::start()?;
     let agent = cluster.agent(&[])?;

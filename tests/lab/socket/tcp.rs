@@ -1,4 +1,4 @@
-//! Connections.
+//! TCP.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! Datagrams.
+//! UDP.
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};

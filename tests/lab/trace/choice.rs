@@ -1,4 +1,4 @@
-//! The settings of an operator and a Service for masquerading and balancing.
+//! The settings of an operator and of a Service for masquerading and load balancing.
 
 use anyhow::Result;
 use expect_test::expect;

@@ -1,4 +1,4 @@
-//! On a node that kpx serves: what a trace says is what then happens.
+//! On a node that kpx serves: a trace matches the real packets.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ const NODE_PORT: u16 = 30_080;
 const PROMPT: Duration = Duration::from_secs(5);
 
 #[test]
-fn a_trace_says_what_then_happens() -> Result<()> {
+fn trace_predicts_packets() -> Result<()> {
     // A bridge is in the overlay's layout too.
     for layout in [Layout::Routed, Layout::Ptp, Layout::Vxlan] {
         agree(layout).with_context(|| format!("{layout:?}"))?;
@@ -95,8 +95,8 @@ fn agree(layout: Layout) -> Result<()> {
     agent.stop()
 }
 
-/// Where a client was served before, there a trace of it goes as well; tracing others does not
-/// change that.
+/// A trace of a known client leads to its previous backend; traces of other clients do not change
+/// that.
 fn known_client(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let family = Family::of(frontend.ip());
     let known = lab.host("p1a");
@@ -308,7 +308,7 @@ fn trace_needs_an_agent_or_manifests() -> Result<()> {
     Ok(())
 }
 
-/// Traces a connection, makes it, compares.
+/// Traces a connection, opens it, and compares.
 fn agrees(lab: &Lab, agent: &Agent, client: &Host, frontend: SocketAddr) -> Result<()> {
     let from = client.addrs.ip(Family::of(frontend.ip()));
     let dial = Dial::new(Protocol::Tcp, frontend);

@@ -1,4 +1,4 @@
-//! For a node that need not exist.
+//! Traces for a node that need not exist.
 
 use std::process::Command;
 

@@ -31,7 +31,7 @@ const FLAGS: [&str; 10] = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ];
 
-/// Ends with this value, as do all its processes.
+/// A browser that ends on drop, with all of its processes.
 pub(crate) struct Browser<'a> {
     ns: &'a NetNs,
     runtime: Runtime,
@@ -74,7 +74,7 @@ impl<'a> Browser<'a> {
             .with_context(|| format!("open {url}"))
     }
 
-    /// Returns the result of the body of a JavaScript function.
+    /// Returns the result of a JavaScript function body.
     pub(crate) fn eval(&self, body: &str) -> Result<Value> {
         self.drive(self.session.eval(body))
             .with_context(|| format!("run {body}"))
@@ -124,7 +124,7 @@ impl<'a> Browser<'a> {
     }
 }
 
-/// Runs in a process namespace of its own, which ends with it: browsers are many processes.
+/// Runs in its own PID namespace, so that all of the browser's processes end with it.
 struct Driver {
     process: Child,
     addr: SocketAddr,

@@ -1,4 +1,5 @@
-//! Attacks that must fail: markup that comes to life, requests that leave, other origins that read.
+//! Attacks that must fail: markup that executes, requests to other origins, other origins that
+//! read.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;

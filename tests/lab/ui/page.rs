@@ -1,4 +1,4 @@
-//! The contents of the page, and its answers to a reader.
+//! The contents of the page, and its reactions to a reader.
 
 use anyhow::{Result, ensure};
 use serde_json::json;

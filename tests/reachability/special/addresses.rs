@@ -1,4 +1,4 @@
-//! Addresses that come and go, that must not be used, or must not be seen.
+//! Addresses that come and go, that must not be used, or that clients must not see.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -16,12 +16,12 @@ use crate::case::{Expect, To, same, spare};
 use crate::fixture::{Fixture, combinations};
 use crate::services::{external_ip, frontend, health_check_port, index, node_port, vip};
 
-/// From a new address to the first answer.
+/// The time from a new address to the first answer.
 const PROMPT: Duration = Duration::from_secs(10);
-/// A host that dials an address of its own learns the MTU of the way only when it has sent several
-/// times.
+/// The timeout of path MTU discovery: a host that dials its own address learns the MTU only after
+/// several sends.
 const LEARNT: Duration = Duration::from_secs(10);
-/// A fault of the socket itself, or none.
+/// The timeout of an error of the socket itself.
 const SOON: Duration = Duration::from_millis(400);
 
 pub(super) fn bound(fixture: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
@@ -72,7 +72,7 @@ pub(super) fn comes_and_goes(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Pods and processes of the node are served on the spot.
+/// Pods and processes of the node are served locally.
 pub(super) fn stays(fixture: &Fixture) -> Result<()> {
     let capture = Capture::start(&fixture.lab.fabric)?;
     for service in ["p1b", "p2a", "p2a-local"] {
@@ -104,7 +104,7 @@ pub(super) fn stays(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Checks the answers of each node to a load balancer outside.
+/// Checks each node's answers to an external load balancer.
 pub(super) fn health_check(fixture: &Fixture) -> Result<()> {
     let [n1, n2] = fixture.lab.nodes();
     for (service, node, local) in [
@@ -169,8 +169,8 @@ fn is_health(
     Ok(())
 }
 
-/// 1 MB to and fro; who sends too much learns it by an ICMP error that names addresses of the other
-/// side of kpx.
+/// Transfers 1 MB in both directions. A sender of oversized packets gets an ICMP error with the
+/// addresses of its own side of the translation.
 pub(super) fn narrow(fixture: &Fixture) -> Result<()> {
     let frontends = [
         ("x", To::LoadBalancer, "p1b"),
@@ -201,7 +201,7 @@ pub(super) fn narrow(fixture: &Fixture) -> Result<()> {
         .into_iter()
         .try_for_each(|(client, to, service)| -> Result<()> {
             fixture.lab.set_narrow(true)?; // Makes all forget what the last transfers taught them.
-            // The families learn apart.
+            // Each family discovers its path MTU separately.
             let [v4, v6] = thread::scope(|scope| {
                 Family::ALL
                     .map(|family| scope.spawn(move || transfer(client, to, service, family)))

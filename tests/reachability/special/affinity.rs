@@ -13,8 +13,9 @@ use crate::services::PORT;
 
 const BACKENDS: [&str; 4] = ["p1b", "p1c", "p2a", "p2b"];
 
-/// Others may go, and it may not be the first any more; only when it goes itself is there another,
-/// for good. A service for each protocol and family, as their clients go by what they got.
+/// Other backends may go, and the order may change; only the removal of the client's backend gives
+/// it another one, permanently. Each protocol and family has its own Service, because the clients
+/// differ in their backends.
 pub(super) fn sticks(fixture: &Fixture) -> Result<()> {
     const NAMES: [&str; 6] = [
         "sticky-1", "sticky-2", "sticky-3", "sticky-4", "sticky-5", "sticky-6",
@@ -72,7 +73,7 @@ pub(super) fn sticks(fixture: &Fixture) -> Result<()> {
     })
 }
 
-/// Each protocol and family remembers by itself, so that chance can hardly choose all as before.
+/// Each protocol and family has its own affinity, so chance can hardly repeat all choices.
 pub(super) fn expires(fixture: &Fixture) -> Result<()> {
     let timeout_secs = 4;
     let service = Service::new("forgetful", 63, &BACKENDS, PORT).affinity(timeout_secs);

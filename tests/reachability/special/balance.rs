@@ -1,4 +1,4 @@
-//! How a service's connections are spread.
+//! The distribution of a Service's connections.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ const ALGORITHM: &str = "kpx.dev/lb-algorithm";
 const WEIGHTS: &str = "kpx.dev/weights";
 const NTH: u8 = 70;
 
-/// Checks that both nodes choose the same backend for a client: a packet may come over either node.
+/// Both nodes choose the same backend for a client, because its packets may arrive at either node.
 pub(super) fn maglev(fixture: &Fixture) -> Result<()> {
     let service = Service::new("maglev", NTH, &["p1b", "p1c", "p2a", "p2b"], PORT)
         .annotation(ALGORITHM, "maglev");
@@ -98,8 +98,8 @@ pub(super) fn least_connections(fixture: &Fixture) -> Result<()> {
     fixture.end(&service)
 }
 
-/// Checks that backends are chosen by their weights, and that one of weight 0 keeps what is open
-/// and gets no more.
+/// Backends get connections by weight, and a backend of weight 0 keeps its open connections and
+/// gets no new ones.
 pub(super) fn weights(fixture: &Fixture) -> Result<()> {
     let service = Service::new("weights", NTH + 3, &["p1b", "p1c", "p2a"], PORT)
         .annotation(WEIGHTS, "p1b=3,p1c=1");
@@ -122,8 +122,8 @@ pub(super) fn weights(fixture: &Fixture) -> Result<()> {
         drained.push(to_p2a.0);
         Ok(())
     })?;
-    // Without weights half of them would go to p1b. Less than one run in 1,000 is as far from what
-    // is expected by chance.
+    // Without weights half of them would go to p1b. Chance exceeds the tolerance in less than one
+    // run in 1,000.
     for (algorithm, of_p1b, count, to_p1b) in [
         ("round-robin", 3, 16, 11..=13),
         ("random", 15, 48, 36..=48),
@@ -156,7 +156,7 @@ pub(super) fn weights(fixture: &Fixture) -> Result<()> {
     fixture.end(&service)
 }
 
-/// Checks that the weight of a slice is that of each of its endpoints.
+/// The weight of a slice applies to each of its endpoints.
 pub(super) fn slice_weight(fixture: &Fixture) -> Result<()> {
     let service =
         Service::new("sliced", NTH + 4, &["p1b"], PORT).annotation(ALGORITHM, "round-robin");

@@ -12,7 +12,7 @@ use crate::services::{PORT, vip};
 
 const NTH: u8 = 64;
 
-/// A socket of one port all the time, of a pod, of the node and of a client outside.
+/// One socket with a fixed port, of a pod, of the node and of an outside client.
 pub(super) fn datagrams_move(fixture: &Fixture) -> Result<()> {
     let service = start(fixture, Service::new("moving", NTH, &["p1b"], PORT))?;
     let open = |(client, to, family): (&'static str, SocketAddr, Family)| {
@@ -83,7 +83,7 @@ pub(super) fn outlive_service(fixture: &Fixture) -> Result<()> {
     )
 }
 
-/// Connections that were opened before a change last after it.
+/// Checks that connections outlive a change.
 fn outlive(
     fixture: &Fixture,
     service: Service,
@@ -117,9 +117,8 @@ fn outlive(
     fixture.end(&service)
 }
 
-/// Gives a service an address of a load balancer, and waits until the node's own sockets reach it
-/// too. Their rules follow the tables, which is seconds later while other programs hold the
-/// kernel's lock of devices.
+/// Gives a Service a load balancer's address, and waits until the node's own sockets reach it too.
+/// Their rules follow the tables, seconds later while another program holds RTNL.
 fn start(fixture: &Fixture, service: Service) -> Result<Service> {
     let nth = service.nth;
     let service = service.load_balancer(vip(nth), "VIP").without_node_ports();
@@ -137,8 +136,8 @@ fn balanced(nth: u8, family: Family) -> SocketAddr {
     (vip(nth).ip(family), SERVICE_PORT).into()
 }
 
-/// Returns the clients of a service, with its addresses. A pod and the node dial its ClusterIP;
-/// both and a client outside dial its load balancer.
+/// Returns the clients of a Service, with its addresses. A pod and the node dial its ClusterIP;
+/// both and an outside client dial its load balancer.
 fn clients(
     service: &Service,
     family: Family,

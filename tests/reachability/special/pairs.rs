@@ -1,4 +1,4 @@
-//! Two flows that meet in one tuple, and hosts that do not know their neighbours yet.
+//! Two flows that meet in one tuple, and hosts with empty neighbour tables.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -27,8 +27,7 @@ pub(super) fn remote_neighbour_unknown(
     dial_without_neighbours(lab, "p2a", protocol, family)
 }
 
-/// The host's first packet waits until the kernel has asked for a MAC address. UDP does not send it
-/// a second time.
+/// The host's first packet waits for neighbour resolution. UDP does not send it again.
 fn dial_without_neighbours(
     lab: &Lab,
     service: &str,
@@ -87,7 +86,7 @@ pub(super) fn masqueraded_and_host(
     )
 }
 
-/// The nodes cannot tell them from two clients behind one NAT.
+/// The nodes cannot distinguish them from two clients behind one NAT.
 pub(super) fn two_nodes(fixture: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
     let to = |node| {
         same("N18", "x", To::NodePort(node), "p2a", Expect::Silence).addr(fixture.lab, family)
@@ -107,7 +106,7 @@ pub(super) fn two_frontends(fixture: &Fixture, protocol: Protocol, family: Famil
     Ok(())
 }
 
-/// Its answers come to the node at a port that is a service's, too.
+/// The answers come to the node at a port that is a Service's, too.
 pub(super) fn masqueraded_to_node_port(
     fixture: &Fixture,
     protocol: Protocol,

@@ -1,4 +1,4 @@
-//! Which of a service's backends may answer.
+//! The set of a Service's backends that may answer.
 
 use anyhow::Result;
 use testbed::agent::{Hint, Service};
@@ -9,7 +9,7 @@ use crate::case::{To, same};
 use crate::fixture::{Fixture, combinations};
 use crate::services::{PORT, frontend};
 
-/// So many that none of two or three backends is missed by chance.
+/// So many that chance misses none of two or three backends.
 const OFTEN: usize = 40;
 
 pub(super) fn policy_local(fixture: &Fixture, protocol: Protocol, family: Family) -> Result<()> {
@@ -87,7 +87,7 @@ pub(super) fn hints(fixture: &Fixture) -> Result<()> {
         all_answer(fixture, &service, "n1", &[from_n1])?;
         all_answer(fixture, &service, "p2b", &[from_n2])?;
     }
-    // An endpoint has no hint, or none is for this zone: all serve every client.
+    // An endpoint has no hint, or no endpoint has a hint for this zone: all serve every client.
     for unusable in [
         &zones[..1],
         &[("p1b", Hint::Zone("far")), ("p2a", Hint::Zone("farther"))],

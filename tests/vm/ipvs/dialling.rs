@@ -1,4 +1,4 @@
-//! Clients that open one connection after the other, and keep account of those without an answer.
+//! Clients that open one connection after the other, and count unanswered ones.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -12,32 +12,31 @@ use testbed::agent::{DEADLINE, wait_until};
 use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::Host;
 
-/// The time between two connections of a client. There are four clients, and a guest's one
-/// processor has an agent to start as well.
+/// The pause between two connections of a client. Four clients share a guest's one processor with a
+/// starting agent.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The time for each step of a connection: shorter than a second, after which a client of TCP sends
-/// a lost SYN again.
+/// The timeout of each step of a connection: below one second, after which TCP sends a lost SYN
+/// again.
 const STEP: Duration = Duration::from_millis(900);
-/// The time for each step where the kernel drops packets itself: one SYN may be lost, and no second
-/// one.
+/// The timeout of each step where the kernel itself drops packets: it covers one lost SYN, not two.
 const STEP_BY_CLSACT: Duration = Duration::from_millis(1_900);
-/// The first kernel with TCX. An older one drops what a device is to send at the moment at which a
-/// clsact qdisc comes or goes (`qdisc_graft` in net/sched/sch_api.c).
+/// The first kernel with TCX. Older ones drop a device's output at the moment at which a clsact
+/// qdisc comes or goes (`qdisc_graft` in net/sched/sch_api.c).
 const HAS_TCX: (u32, u32) = (6, 6);
-/// The connections of each kind that a phase takes at least.
+/// The minimum number of connections of each kind per phase.
 const EACH: usize = 5;
-/// The datagrams that a client sends before it gives up, where it may send again.
+/// The datagrams that a client sends before it gives up, if it may retry.
 const TRIES: usize = 3;
 
-/// A client, and what it dials in turn.
+/// A client, and the addresses that it dials in turn.
 pub(super) struct Client<'a> {
     pub(super) host: &'a Host,
     pub(super) dials: Vec<Dial>,
-    /// True if it asks again with another socket, as clients of UDP do.
+    /// True if the client retries from another socket, as UDP clients do.
     pub(super) asks_again: bool,
 }
 
-/// The account.
+/// The counts of all clients.
 pub(super) struct Dialling {
     account: Mutex<Account>,
     /// Devices may drop a packet when kpx comes or goes.
@@ -49,14 +48,14 @@ struct Account {
     phase: &'static str,
     answered: BTreeMap<String, usize>,
     asked_again: usize,
-    /// The connections whose first SYN was lost, as far as they were answered.
+    /// Answered connections whose first SYN was lost.
     slow: usize,
     lost: Vec<String>,
 }
 
 impl Dialling {
-    /// Has clients dial until `work` ends. Returns a line about the connections; no connection was
-    /// lost.
+    /// Runs clients until `work` ends, and fails if a connection was lost. Returns a line of
+    /// counts.
     pub(super) fn during(
         clients: &[Client],
         backends: &[&str],
@@ -113,8 +112,8 @@ impl Dialling {
         ))
     }
 
-    /// Enters a phase, and waits until each client has been answered in it some times by each of
-    /// its ways.
+    /// Enters a phase, and waits until each client has been answered often enough in it by each of
+    /// its paths.
     pub(super) fn enter(&self, phase: &'static str) -> Result<()> {
         let before = {
             let mut account = self.account();
@@ -123,7 +122,7 @@ impl Dialling {
         };
         wait_until(DEADLINE, phase, || {
             let account = self.account();
-            // One more, which the phase before may have begun.
+            // One more, because the previous phase may have begun one of them.
             let is_dialled = |(who, count): (&String, &usize)| {
                 *count > before.get(who).copied().unwrap_or(0) + EACH
             };

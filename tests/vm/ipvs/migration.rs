@@ -1,5 +1,5 @@
 //! From kube-proxy's mode ipvs to kpx and back, while clients dial: the commands of
-//! `docs/migration.md`, and what it promises of new connections.
+//! `docs/migration.md`, and its promises for new connections.
 
 use std::process::Command;
 
@@ -46,8 +46,8 @@ fn clients<'a>(lab: &'a Lab, web: &Service) -> [Client<'a>; 4] {
     [
         client("p1a", dials(&Protocol::COMMON, &cluster_ip)),
         client("n1", dials(&[Protocol::Tcp], &cluster_ip)),
-        // The node's own datagrams meet IPVS while its servers are there, and one on its way then
-        // is lost with them.
+        // The node's own datagrams reach IPVS while its servers exist; a datagram in flight is lost
+        // when they go.
         Client {
             asks_again: true,
             ..client("n1", dials(&[Protocol::Udp], &cluster_ip))
@@ -169,7 +169,7 @@ fn same(before: &str, now: &str, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns what a command of kpx says, which must succeed.
+/// Returns the output of a kpx command that must succeed.
 fn said(ns: &NetNs, arguments: &str) -> Result<String> {
     let output = kpx(ns, arguments)?;
     ensure!(output.status.success(), "kpx {arguments}: {output:?}");

@@ -1,5 +1,4 @@
-//! The state that kube-proxy has on a node in mode ipvs, made with the tools that it uses and in
-//! its order.
+//! The state of kube-proxy's mode ipvs on a node, made with kube-proxy's tools in its order.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -14,7 +13,7 @@ use testbed::netns::NetNs;
 pub(super) const PORT: u16 = 8080;
 pub(super) const NODE_PORT: u16 = 30_080;
 
-/// The settings of kube-proxy with `strictARP`.
+/// The sysctls that kube-proxy sets with `strictARP`.
 const SETTINGS: [(&str, &str); 5] = [
     ("ipv4/vs/conntrack", "1"),
     ("ipv4/vs/expire_nodest_conn", "1"),
@@ -22,9 +21,10 @@ const SETTINGS: [(&str, &str); 5] = [
     ("ipv4/conf/all/arp_ignore", "1"),
     ("ipv4/conf/all/arp_announce", "2"),
 ];
-/// The protocols, as ipvsadm and ipset name them.
+/// The protocols, in the words of ipvsadm and ipset.
 const PROTOCOLS: [(&str, &str); 3] = [("-t", "tcp"), ("-u", "udp"), ("--sctp-service", "sctp")];
-/// The ipsets without `KUBE-`, and their kinds; all are there, whether something is in them or not.
+/// The ipsets without `KUBE-`, and their kinds. kube-proxy creates all of them, empty ones
+/// included.
 const SETS: [(&str, &str); 17] = [
     ("LOOP-BACK", "hash:ip,port,ip"),
     ("CLUSTER-IP", "hash:ip,port"),
@@ -44,11 +44,11 @@ const SETS: [(&str, &str); 17] = [
     ("HEALTH-CHECK-NODE-PORT", "bitmap:port"),
     ("IPVS-IPS", "hash:ip"),
 ];
-/// The longest name of an ipset in letters: kube-proxy cuts what is longer.
+/// The maximum length of an ipset's name; kube-proxy truncates longer ones.
 const NAME_MAX: usize = 31;
 
-/// Makes the state on n1 for a Service with a node port: sets, the device, servers and their
-/// addresses, what is in the sets, rules.
+/// Makes the state on n1 for a Service with a node port: sets, device, servers and their addresses,
+/// set entries, rules.
 pub(super) fn install(lab: &Lab, service: &Service) -> Result<()> {
     let ns = &lab.n1.host.ns;
     SETTINGS
@@ -81,7 +81,7 @@ pub(super) fn install(lab: &Lab, service: &Service) -> Result<()> {
     Ok(())
 }
 
-/// Returns what is there of mode ipvs, in lines that two calls can be compared by.
+/// Returns the remaining state of mode ipvs, as comparable lines.
 pub(super) fn state(ns: &NetNs) -> Result<String> {
     let mut lines = Vec::new();
     let mut add = |text: String, is_wanted: fn(&str) -> bool| {
@@ -112,13 +112,12 @@ pub(super) fn state(ns: &NetNs) -> Result<String> {
             ns.read(&format!("/proc/sys/net/{key}"))?.trim()
         ));
     }
-    // The kernel lists the entries of a hash in an order of chance.
+    // The kernel lists the entries of a hash in random order.
     lines.sort();
     Ok(lines.join("\n"))
 }
 
-/// Returns a line of a tool without numbers that differ each time: a hash's seed, a counter, a
-/// device's number.
+/// Returns a line without the numbers that differ each time: hash seeds, counters, device indexes.
 fn without_chance(line: &str) -> String {
     let mut words = line.split(' ').peekable();
     let mut kept = Vec::new();

@@ -12,7 +12,7 @@ fn events_of_all_nodes_are_one_list() -> Result<()> {
     let nodes = Nodes::start(&cluster)?;
     cluster.serves("n1")?;
     cluster.serves("n2")?;
-    // Both nodes tell of the second one, in the same words.
+    // Both nodes report the second event in the same words.
     let shared = Dual {
         v4: "198.51.100.7".parse()?,
         v6: "2001:db8::7".parse()?,
