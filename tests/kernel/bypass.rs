@@ -10,14 +10,14 @@ use crate::packets::{Runner, packet_tests, run_section};
 
 packet_tests! {
     bypass:
-    whole_connection_skips_stack,
-    ended_whole_connection_leaves_its_packets_to_the_next_one,
-    whole_flow_lives_on_when_other_flows_take_stack,
+    bypass_connection_skips_stack,
+    ended_bypass_connection_leaves_its_packets_to_the_next_one,
+    bypass_flow_lives_on_when_other_flows_take_stack,
     datagram_opens_another_flow_when_its_backend_moves,
-    whole_connection_with_another_node_skips_stack,
-    errors_about_whole_flow_skip_stack,
-    errors_about_whole_flow_count_against_its_backend,
-    errors_about_whole_flow_with_another_node_skip_stack,
+    bypass_connection_with_another_node_skips_stack,
+    errors_about_bypass_flow_skip_stack,
+    errors_about_bypass_flow_count_against_its_backend,
+    errors_about_bypass_flow_with_another_node_skip_stack,
     stack_sees_flows_that_are_not_between_pods,
     stack_sees_flows_of_devices_that_are_not_bare,
     odd_openers_take_stack,

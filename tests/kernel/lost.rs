@@ -18,7 +18,7 @@ packet_tests! {
     backend_that_speaks_takes_the_end_back,
     half_open_connection_leaves_lost_backend,
     connection_past_the_stack_is_answered,
-    whole_connection_is_answered,
+    bypass_connection_is_answered,
 }
 
 /// A client accepts a RST only with exactly the next sequence number that it expects (RFC 5961

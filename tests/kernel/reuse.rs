@@ -173,7 +173,9 @@ fn clear_all(datapath: &mut Datapath) -> Result<()> {
     zero::<Cpu>(maps, CPUS)?;
     clear_family::<Addr4>(maps, IPV4)?;
     clear_family::<Addr6>(maps, IPV6)?;
-    clear::<AnyKey, u32>(maps, TOLERATED)
+    clear::<AnyKey, u32>(maps, TOLERATED)?;
+    // The sweep keeps the namespaces of services with flows. Without flows it forgets them.
+    datapath.flows.sweep().map(drop)
 }
 
 /// Clears the maps that the programs write.

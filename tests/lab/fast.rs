@@ -39,7 +39,7 @@ fn automatic_fast_path_needs_no_rules() -> Result<()> {
         &running;
         automatic_leaves_conntracks_connections_to_the_stack,
         ended::operator_ends_one_of_two_bypass_connections,
-        whole_connections_between_pods_skip_the_stack,
+        bypass_connections_between_pods_skip_the_stack,
     )?;
     running.agent.stop()
 }
@@ -276,7 +276,7 @@ fn automatic_leaves_conntracks_connections_to_the_stack(running: &Running<Fixtur
 }
 
 /// A bypass connection: neither rules nor conntrack would act on it, so the stack sees none of it.
-fn whole_connections_between_pods_skip_the_stack(running: &Running<Fixture>) -> Result<()> {
+fn bypass_connections_between_pods_skip_the_stack(running: &Running<Fixture>) -> Result<()> {
     let Running { fixture, agent } = running;
     // The CNI masquerades what leaves the pods' network, and nothing else.
     says(
@@ -309,7 +309,7 @@ fn whole_connections_between_pods_skip_the_stack(running: &Running<Fixture>) -> 
 }
 
 #[test]
-fn a_whole_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Result<()> {
+fn a_bypass_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Result<()> {
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
     says(&agent, "bypass for connections")?;
@@ -398,7 +398,7 @@ fn new_connections_meet_rules_soon_after_the_agent_has_ended() -> Result<()> {
 
 /// The kernel forgets link addresses of pods to which the stack sends nothing.
 #[test]
-fn a_whole_connection_outlives_its_neighbours_while_rules_refuse_it() -> Result<()> {
+fn a_bypass_connection_outlives_its_neighbours_while_rules_refuse_it() -> Result<()> {
     let fixture = Fixture::new()?;
     let agent = fixture.start("auto")?;
     let mut connections = Vec::new();

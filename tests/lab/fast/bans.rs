@@ -188,7 +188,7 @@ fn bans_end_connections_of_their_pod_alone(
 }
 
 #[test]
-fn ban_of_a_pod_ends_its_whole_connections_alone() -> Result<()> {
+fn ban_of_a_pod_ends_its_bypass_connections_alone() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;
     let agent = fixture.start("auto")?;
@@ -200,7 +200,7 @@ fn ban_of_a_pod_ends_its_whole_connections_alone() -> Result<()> {
 }
 
 #[test]
-fn ban_of_a_pod_ends_its_whole_connections_to_other_nodes_alone() -> Result<()> {
+fn ban_of_a_pod_ends_its_bypass_connections_to_other_nodes_alone() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;
     let networks = Family::ALL

@@ -55,7 +55,7 @@ const PLACES: [Place; 8] = [
 ];
 
 #[test]
-fn random_rules_end_whole_connections_and_those_of_the_stack_alike() -> Result<()> {
+fn random_rules_end_bypass_connections_and_those_of_the_stack_alike() -> Result<()> {
     let mut dice = SmallRng::seed_from_u64(cases::seed()?);
     let fixture = Fixture::new()?;
     fixture.watch()?;

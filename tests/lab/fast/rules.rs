@@ -51,7 +51,7 @@ fn add_flannel(fixture: &Fixture) -> Result<()> {
 }
 
 #[test]
-fn whole_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them() -> Result<()> {
+fn bypass_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them() -> Result<()> {
     let fixture = Fixture::new()?;
     add_flannel(&fixture)?;
     let agent = fixture.start("auto")?;
@@ -116,7 +116,7 @@ fn whole_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them
 
 /// The CNI's masquerading leaves pods alone.
 #[test]
-fn whole_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them() -> Result<()> {
+fn bypass_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;
     let networks = Family::ALL

@@ -62,7 +62,7 @@ fn reach(fixture: &Fixture, protocol: Protocol) -> Result<()> {
 
 /// Whole connections between pods of this node are still opened then.
 #[test]
-fn datagrams_of_whole_flows_meet_a_rule_about_other_nodes() -> Result<()> {
+fn datagrams_of_bypass_flows_meet_a_rule_about_other_nodes() -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;
     let agent = start(&fixture, &[])?;

@@ -101,7 +101,7 @@ fn rules_decide_which_packets_skip_the_stack() {
 }
 
 #[test]
-fn conntrack_leaves_whole_connections_to_auto() {
+fn conntrack_leaves_bypass_connections_to_auto() {
     use device::Node;
     let others = "; other connections take the stack, because conntrack tracks them";
     let pass = ", which these rules let pass: chain a, chain b";
@@ -206,7 +206,7 @@ fn open_connections_skip_the_stack_beside_conntrack_where_rules_let_them() {
 }
 
 #[test]
-fn whole_connections_are_kept_while_there_are_any() {
+fn bypass_connections_are_kept_while_there_are_any() {
     let mut state = FastPathState::new(FastPath::Auto, true);
     state.rules = Some(vec!["chain a".to_owned()]);
     let left = |bypass| Remaining { bypass, liberal: 0 };
@@ -252,7 +252,7 @@ fn whole_connections_are_kept_while_there_are_any() {
 }
 
 #[test]
-fn whole_connections_take_the_stack_once_for_each_judgement_against_them() {
+fn bypass_connections_take_the_stack_once_for_each_judgement_against_them() {
     let mut state = FastPathState {
         rules: Some(list(&["rule 1"])),
         ..FastPathState::new(FastPath::Auto, true)
