@@ -64,7 +64,8 @@ struct MapView {
     left_out: u64,
     /// True if the tables have more flows than are read.
     partial: bool,
-    /// The pods as `namespace/name`, by address, as far as they are endpoints of a Service.
+    /// The pods as `namespace/name`, by address, as far as they are endpoints of a Service. An
+    /// address of several pods, as on the node's network, has no name.
     pods: BTreeMap<IpAddr, String>,
 }
 
@@ -179,5 +180,37 @@ fn pods(snapshot: &Snapshot, addrs: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Strin
         let namespace = pod.namespace.as_ref().unwrap_or(&slice.name.namespace);
         Some((addr, format!("{namespace}/{}", pod.name.as_ref()?)))
     });
-    named.collect()
+    unambiguous(named)
+}
+
+/// Returns the names of the addresses that have a single one.
+fn unambiguous(named: impl Iterator<Item = (IpAddr, String)>) -> BTreeMap<IpAddr, String> {
+    let mut names = BTreeMap::<IpAddr, BTreeSet<String>>::new();
+    for (addr, name) in named {
+        names.entry(addr).or_default().insert(name);
+    }
+    names
+        .into_iter()
+        .filter(|(_, names)| names.len() == 1)
+        .filter_map(|(addr, names)| Some((addr, names.into_iter().next()?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_of_several_pods_has_no_name() {
+        let named = [
+            ("192.0.2.1", "kube-system/etcd-n1"),
+            ("192.0.2.1", "kube-system/kube-apiserver-n1"),
+            ("10.244.0.2", "default/web-0"),
+            // The pod is an endpoint of two Services.
+            ("10.244.0.2", "default/web-0"),
+        ];
+        let named = named.map(|(addr, name)| (addr.parse().unwrap(), name.to_owned()));
+        let names: Vec<_> = unambiguous(named.into_iter()).into_values().collect();
+        assert_eq!(names, ["default/web-0"]);
+    }
 }

@@ -266,12 +266,9 @@ fn page_of_a_thousand_services_has_elements_for_the_rows_in_sight() -> Result<()
 }
 
 fn has_few_rows(browser: &Browser) -> Result<()> {
-    let rows = browser.eval("return document.querySelectorAll('tr[data-service]').length")?;
-    ensure!(
-        rows.as_u64().is_some_and(|rows| (10..60).contains(&rows)),
-        "{rows} rows"
-    );
-    Ok(())
+    browser.wait(
+        "(rows => rows >= 10 && rows < 60)(document.querySelectorAll('tr[data-service]').length)",
+    )
 }
 
 /// Scrolls under a link with the focus: elements are for other rows then, but not the one that the

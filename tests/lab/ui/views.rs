@@ -89,6 +89,7 @@ pub(crate) fn page_leads_from_problem_to_reason(fixture: &Fixture) -> Result<()>
     live(&browser, &clients)?;
     map(&browser, &clients)?;
     trace(&browser, fixture)?;
+    failing_backend(&browser, fixture)?;
     for place in ["#/services/default/web", "#/drops", "#/devices", "#/node"] {
         browser.open("about:blank")?;
         browser.open(&url(place))?;
@@ -97,6 +98,22 @@ pub(crate) fn page_leads_from_problem_to_reason(fixture: &Fixture) -> Result<()>
         accept(&browser, place.rsplit('/').next().unwrap_or_default())?;
     }
     fixture.base.delete(&zero())
+}
+
+/// Counts the connections that a backend refuses beside it, on the page of its Service.
+fn failing_backend(browser: &Browser, fixture: &Fixture) -> Result<()> {
+    let closed = Service::new("closed", 16, &["p1a"], TARGET + 1);
+    fixture.put(&closed)?;
+    let dial = Dial::new(Protocol::Tcp, closed.frontend(Family::V4));
+    let client = &fixture.base.lab.host("p1b").ns;
+    for _ in 0..3 {
+        ensure!(dial.exchange(client, b"hello").is_err());
+    }
+    browser.open("about:blank")?;
+    browser.open(&url("#/services/default/closed"))?;
+    browser.wait("[...document.querySelectorAll('.backend .why')].some((why) => why.textContent.endsWith('3 refused'))")?;
+    accept(browser, "failing")?;
+    fixture.base.delete(&closed)
 }
 
 /// Shows refused packets as they come, and what their reason means.

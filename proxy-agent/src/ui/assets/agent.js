@@ -3,6 +3,8 @@
 const SECONDS = Number(new URLSearchParams(location.search).get("every")) || 2;
 const PERIOD_MS = 1_000 * Math.max(SECONDS, 0.1);
 const TIMEOUT_MS = 15_000;
+/** The same for an answer of a few kilobytes, from which the page concludes that the agent hangs. */
+const SOON_MS = 4_000;
 /** The time that the page works on rows in a frame. The rest is for the browser, and for what the reader does meanwhile. */
 const SLICE_MS = 3;
 /** The most that it works where frames are late: a fifth of the time, so that a reading ends on a busy machine too. */
@@ -17,9 +19,14 @@ const RETRY_MS = 3_000;
 const OF_PAGE = { "kpx-page": "1" };
 
 /** Returns JSON of the agent that served this page. */
-export async function ask(what) {
-  const response = await get(what, AbortSignal.timeout(TIMEOUT_MS));
+export async function ask(what, timeout = TIMEOUT_MS) {
+  const response = await get(what, AbortSignal.timeout(timeout));
   return response.json();
+}
+
+/** Returns the agent's status. */
+export async function askStatus() {
+  return ask("status", SOON_MS);
 }
 
 /** Hands each line to `take`, and lets the browser draw in between. */

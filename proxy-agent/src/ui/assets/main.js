@@ -1,6 +1,6 @@
 // The page's loop: asks the agent, takes in the answer, and shows the view that the address names.
 
-import { ask, askLines, poll, turn } from "./agent.js";
+import { ask, askStatus, askLines, poll, turn } from "./agent.js";
 import { copy } from "./controls.js";
 import { show } from "./dom.js";
 import { readHistory } from "./history.js";
@@ -137,7 +137,7 @@ async function read() {
 
 async function readStatus() {
   if (state.reasons.size === 0) state.reasons = new Map((await ask("reasons")).map((reason) => [reason.name, reason]));
-  takeStatus(await ask("status"));
+  takeStatus(await askStatus());
 }
 
 async function readRows() {

@@ -1,5 +1,6 @@
 // Computes the values that all views show of a reading.
 
+import { latest } from "./history.js";
 import { findProblem } from "./problems.js";
 import { Rates } from "./rates.js";
 
@@ -139,6 +140,12 @@ function serviceOf(line) {
   return { ...line, key, ports, words: words.join(" ").toLowerCase() };
 }
 
+/** Returns the last rate of unserved packets before the page was opened; null if unknown. */
+function unservedBefore(key) {
+  const [dropped, rejected] = [latest(key, "dropped"), latest(key, "rejected")];
+  return dropped === null && rejected === null ? null : dropped + rejected;
+}
+
 /** Adds the current rates to a Service, and what is wrong with it. */
 function rowOf(service) {
   const now = (field) => state.services.now(service.key, field);
@@ -148,7 +155,7 @@ function rowOf(service) {
     opened: now(OPENED),
     packets: now(PACKETS),
     bytes: now(BYTES),
-    refused: dropped === null ? null : dropped + rejected,
+    refused: dropped === null ? unservedBefore(service.key) : dropped + rejected,
   };
   row.problem = findProblem(row);
   return row;

@@ -98,7 +98,7 @@ function portSection(service, port) {
     { class: "card port", "data-key": key, "data-port": port.port },
     h("h3", {}, h("span", { class: "mono" }, portText(port)), port.name ? h("span", { class: "faint" }, ` ${port.name}`) : null),
     service.ports.length > 1 ? h("div", { class: "charts" }, CHARTS.map((one) => chartOf(key, one))) : null,
-    totals(port.counts),
+    totals(port),
     h("h4", {}, "Offered at"),
     frontends(port.frontends),
     h("h4", {}, "Backends ", h("span", { class: "faint" }, `${count(ready)} of ${count(total)} ready`)),
@@ -112,7 +112,7 @@ function chartOf(key, [colour, label, counters, , text]) {
   return figure(`${key} ${colour}`, label, colour, sum, text, "/s");
 }
 
-function totals(counts) {
+function totals({ counts, connect }) {
   const facts = [
     ["Flows", counts.flows],
     ["Opened", counts.flowsOpened],
@@ -120,15 +120,29 @@ function totals(counts) {
     ["and back", counts.packetsReturned],
     ["Dropped", counts.dropped],
     ["Rejected", counts.rejected],
-    ...connects(counts),
+    ...connects(connect),
   ];
   return h("dl", { class: "totals" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value))));
 }
 
 /** Lists what is known of connects, of a port or of a backend. */
-function connects(counts) {
-  if (!counts?.connects) return [];
-  return [["Connect, median", seconds(counts.connectP50)], ["99 of 100", seconds(counts.connectP99)], ["Failed", counts.failed]];
+function connects(connect) {
+  if (!connect?.connects && !connect?.failed) return [];
+  return [
+    ["Connect, median", seconds(connect.connectP50)],
+    ["99 of 100", seconds(connect.connectP99)],
+    ["Refused", connect.refused],
+    ["Unanswered", connect.unanswered],
+  ];
+}
+
+/** Counts the failed connects to a backend, each kind with its likely cause. */
+function failures(connect) {
+  const kinds = [
+    [connect?.refused, "refused", "Nothing listens at this port, or the pod rejects the client."],
+    [connect?.unanswered, "unanswered", "The pod or its node is away, or packets to it are dropped."],
+  ];
+  return kinds.filter(([number]) => number > 0).map(([number, kind, why]) => h("span", { class: "why", title: why }, ` · ${count(number)} ${kind}`));
 }
 
 function frontends(frontends) {
@@ -187,11 +201,13 @@ function backendOf(backend) {
     h("span", { class: "mono" }, backend.address, copyButton(backend.address)),
     h("span", { class: `state ${kind}` }, text),
     h("span", { class: "pod faint", title: backend.pod }, backend.pod?.split("/").at(-1)),
-    h("span", { class: "faint" }, takes(backend), backend.flows > 0 ? ` · ${plural(backend.flows, "flow")}` : null, backend.connect?.connects ? ` · connects in ${seconds(backend.connect.connectP50)}` : null),
+    h("span", { class: "faint" }, takes(backend), backend.flows > 0 ? ` · ${plural(backend.flows, "flow")}` : null, backend.connect?.connects ? ` · connects in ${seconds(backend.connect.connectP50)}` : null, failures(backend.connect)),
   );
 }
 
-function stateOf({ ready, serving, terminating }) {
+function stateOf({ ready, serving, terminating, silent, ejected }) {
+  if (ejected) return ["down", "ejected"];
+  if (silent) return ["draining", "silent"];
   if (terminating) return serving ? ["draining", "terminating, serving"] : ["down", "terminating"];
   if (ready) return ["up", "ready"];
   return serving ? ["draining", "serving, not ready"] : ["down", "not ready"];

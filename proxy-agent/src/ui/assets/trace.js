@@ -5,6 +5,7 @@ import { copyButton, field, reasonLink, select } from "./controls.js";
 import { h } from "./dom.js";
 import { state } from "./model.js";
 import { chosen, hrefOf } from "./place.js";
+import { plural } from "./text.js";
 
 /** The last answer: the question, and either the trace or the fault. */
 const last = { question: null, busy: false, trace: null, fault: "" };
@@ -80,7 +81,7 @@ function answer() {
     h("p", {}, outcome.explanation),
     outcome.remedy.length > 0 ? [h("h4", {}, "What to do"), h("ol", {}, outcome.remedy.map((step) => h("li", {}, step)))] : null,
     h("dl", { class: "facts" }, facts.filter(([, fact]) => fact).map(([name, fact]) => h("div", {}, h("dt", {}, name), h("dd", {}, fact)))),
-    outcome.set ? [h("h4", {}, `${outcome.set.backends.length} backends in the ${outcome.set.name} set, chosen by ${outcome.set.algorithm}`), h("ul", { class: "frontends" }, outcome.set.backends.map(backend))] : null,
+    outcome.set ? [h("h4", {}, `${plural(outcome.set.backends.length, "backend")} in the ${outcome.set.name} set, chosen by ${outcome.set.algorithm}`), h("ul", { class: "frontends" }, outcome.set.backends.map(backend))] : null,
     notes.map((note) => h("p", { class: "faint" }, `Note: ${note}`)),
     h("p", { class: "faint" }, "The same in a terminal: ", h("code", {}, command), copyButton(command)),
   );
