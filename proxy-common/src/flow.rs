@@ -157,7 +157,7 @@ impl<A: Addr> Flow<A> {
     pub const REMOTE: u8 = 1 << 6;
     /// A connection of another program (foreign NAT port). Its tuple collided with a flow, so kpx
     /// gave it another source port at egress.
-    pub const GUEST: u8 = 1 << 4;
+    pub const FOREIGN_NAT: u8 = 1 << 4;
 
     #[inline(always)]
     pub const fn new(
@@ -284,7 +284,7 @@ impl<A: Addr> Flow<A> {
     pub const fn opener_key(&self, proto: Proto) -> FlowKey<A> {
         let hook = if self.has(Self::HOST) {
             Hook::ANCHOR
-        } else if self.has(Self::GUEST) {
+        } else if self.has(Self::FOREIGN_NAT) {
             Hook::EGRESS
         } else {
             Hook::INGRESS
@@ -295,7 +295,7 @@ impl<A: Addr> Flow<A> {
     /// Returns the key of the reply entry, which restores the frontend's address.
     #[inline(always)]
     pub const fn undnat_key(&self, proto: Proto) -> FlowKey<A> {
-        if self.has(Self::HOST) && !self.has(Self::HOST_BACKEND) || self.has(Self::GUEST) {
+        if self.has(Self::HOST) && !self.has(Self::HOST_BACKEND) || self.has(Self::FOREIGN_NAT) {
             FlowKey::new(Hook::INGRESS, proto, self.backend, self.source)
         } else if self.has(Self::HOST) {
             FlowKey::new(Hook::EGRESS, proto, self.backend, self.source)

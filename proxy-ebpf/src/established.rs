@@ -392,7 +392,7 @@ fn may_be_anothers<A: Net>(entry: &Entry<A>, mark: PacketMark) -> bool {
 /// a client's acknowledgement, whose number shows more.
 #[inline(always)]
 pub fn is_spoofed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
-    let (is_validated, came_in_by) = match hook {
+    let (needs_validation, came_in_by) = match hook {
         // The slow path has to find out.
         Hook::INGRESS if !A::SHORT_WAYS_JUDGE => return !head.is_plain(),
         Hook::INGRESS => (!head.is_plain(), At::Here),
@@ -400,7 +400,7 @@ pub fn is_spoofed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
     };
     let src = head.src();
     let dst = head.dst();
-    is_validated && net::is_spoofed(skb, came_in_by, &src.addr, &dst.addr)
+    needs_validation && net::is_spoofed(skb, came_in_by, &src.addr, &dst.addr)
 }
 
 /// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the

@@ -109,8 +109,8 @@ fn learn<A: Net>(
     // packet that is put into the host past that check is judged, too: the routes are asked about
     // it once in a term.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
-    let is_validated = is_given_back || is_change || flow.last_secs != maps::about_now_secs();
-    if is_validated && is_in_anothers_name(skb, packet, hook, mark, kind) {
+    let needs_validation = is_given_back || is_change || flow.last_secs != maps::about_now_secs();
+    if needs_validation && is_in_anothers_name(skb, packet, hook, mark, kind) {
         return Followed::Spoofed;
     }
     if kind == EntryKind::Undnat

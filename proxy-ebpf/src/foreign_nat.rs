@@ -115,10 +115,10 @@ fn remember<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> bool {
     let key = FlowKey::new(Hook::INGRESS, packet.proto, packet.dst, packet.src);
     let now_secs = about_now_secs();
     let before = maps::foreign_nat(&key);
-    let signals = signals(packet, is_seen_alone);
-    let foreign_nat = ForeignNat::after(before, signals, packet.proto, now_secs);
+    let summary = summary(packet, is_seen_alone);
+    let foreign_nat = ForeignNat::after(before, summary, packet.proto, now_secs);
     // A server's answer in the lower range is the end of no connection that counts.
-    let is_new = before != ForeignNat::NONE || packet.opens() || !signals.is_seen_alone;
+    let is_new = before != ForeignNat::NONE || packet.opens() || !summary.is_seen_alone;
     if is_new && foreign_nat.differs_from(&before) {
         maps::set_foreign_nat(&key, &foreign_nat);
     }
@@ -136,7 +136,7 @@ fn forget<A: Net>(packet: &Packet<A>) {
 }
 
 #[inline(always)]
-fn signals<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> foreign_nat::Packet {
+fn summary<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> foreign_nat::Packet {
     foreign_nat::Packet {
         opens: packet.opens() && packet.proto != Proto::UDP,
         ends: packet.seen().has(Seen::FIN),
@@ -177,7 +177,7 @@ fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
         service,
         backend: packet.dst,
         source,
-        flags: Flow::<A>::GUEST,
+        flags: Flow::<A>::FOREIGN_NAT,
         device: 0,
         way: Way::STACK,
     };

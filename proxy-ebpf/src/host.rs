@@ -292,7 +292,7 @@ fn source_addr<A: Net>(
 pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     packet.rewrite(skb, &flow.frontend, &flow.client, false)?;
     // To the program that the kernel knows, which is none of ours to say.
-    if flow.has(Flow::<A>::GUEST) {
+    if flow.has(Flow::<A>::FOREIGN_NAT) {
         return Ok(Action::PASS);
     }
     maps::count(Event::Returned);

@@ -33,7 +33,7 @@ pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     )? {
         // Another program's connection leaves with another port by a device only. Here its peer is
         // this host, which takes the packet as it is.
-        if scratch.flow.has(Flow::<A>::GUEST) {
+        if scratch.flow.has(Flow::<A>::FOREIGN_NAT) {
             return Err(Reason::NotOurs);
         }
         return host::give_back(skb, &scratch.packet, &scratch.flow);

@@ -251,7 +251,7 @@ fn conclude<A: Net>(flow: &mut Flow<A>, proto: Proto, claimed: Claim) -> Result<
 /// other flows'.
 #[inline(never)]
 fn draw_port<A: Net>(flow: &mut Flow<A>, proto: Proto, looks: bool) -> bool {
-    let is_clients = flow.is_snat_on_devices() || flow.has(Flow::<A>::GUEST);
+    let is_clients = flow.is_snat_on_devices() || flow.has(Flow::<A>::FOREIGN_NAT);
     let replies = if flow.is_snat_on_devices() {
         flow.key_as(Kind::UNSNAT, proto)
     } else {

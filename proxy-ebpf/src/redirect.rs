@@ -85,7 +85,7 @@ pub fn is_on() -> bool {
     fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::OF_FAST_PATH))
 }
 
-/// Returns true if whole connections may. The agent says so for a moment only, because it has to
+/// Returns true if bypass connections may. The agent says so for a moment only, because it has to
 /// look for rules all the time.
 #[inline(always)]
 pub fn opens_flows() -> bool {
@@ -127,7 +127,7 @@ pub fn first<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> 
     A::deliver(skb, Known::OPENED).result()
 }
 
-/// Delivers the ICMP error in `scratch.error`, if it is about a whole flow. None: it is left to the
+/// Delivers the ICMP error in `scratch.error`, if it is about a bypass flow. None: it is left to the
 /// stack, as it was.
 #[inline(always)]
 pub fn error<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> {
@@ -461,7 +461,7 @@ fn term() -> Term {
 #[inline(always)]
 fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>, is_bypass: bool) -> bool {
     let opens = packet.proto != Proto::UDP && (packet.opens() || packet.signals().answers_opener());
-    // Of a whole flow the stack knows nothing.
+    // Of a bypass flow the stack knows nothing.
     let is_due = !is_bypass
         && (opens || packet.seen().has(END) || is_its_turn(flow, maps::about_now_secs()));
     packet.is_fragment() || is_due

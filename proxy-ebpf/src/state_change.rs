@@ -32,7 +32,7 @@ pub fn take<A: Net>(
     if is_original {
         let is_taken = settles(entry, original(entry, signals, seq, acked));
         if is_taken {
-            entry.set_tx(after_there(entry.read(|flow| flow.tx), signals));
+            entry.set_tx(after_original(entry.read(|flow| flow.tx), signals));
         }
         return is_taken;
     }
@@ -82,12 +82,12 @@ fn original<A: Net>(entry: &Entry<A>, signals: Signals, seq: u32, acked: u32) ->
             return Taken::LEFT;
         }
     }
-    change(entry, (tx, rx), (after_there(tx, signals), rx))
+    change(entry, (tx, rx), (after_original(tx, signals), rx))
 }
 
 /// Returns what the client has shown with a packet whose news [`there`] has looked at.
 #[inline(always)]
-fn after_there(tx: Seen, signals: Signals) -> Seen {
+fn after_original(tx: Seen, signals: Signals) -> Seen {
     tx.with(signals.seen()).with(Seen::ASSURED)
 }
 

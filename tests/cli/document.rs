@@ -229,23 +229,27 @@ The agent ends the flows, and only for root: members of the group of `--socket-g
 
 ## Old names
 
-These names were changed. The old ones are told beside the new ones, and go with the next release.
+These names were changed. Unless the row says otherwise, the old ones are shown beside the new ones, and go with the next release.
 
 | where | old | new |
 | --- | --- | --- |
 | `kpx status -o json` | `.events.socket_led` | `.events.socket_translated` |
 | | `.mapFill.NURSERY4`, `.mapFill.NURSERY6` | `.mapFill.HALF_OPEN_RING4`, `.mapFill.HALF_OPEN_RING6` |
 | | `.tables.NAME.backends` | `.tables.NAME.slots` |
+| | `.silentBackends[].isAside` | `.silentBackends[].isEjected` |
+| | `.reasons.forged`; gone | `.reasons.spoofed` |
+| | `.options.fastPath` with *whole connections*; gone | *bypass for connections* |
 | | `.maps.NAME` (the kernel's ids) | none: `bpftool map` shows them |
 | `kpx services`, `backends`, `top` `-o json` | `.flows`, the open flows | `.openFlows`; `.flows` counts all rows of `kpx flows` |
-| `kpx services`, `backends` `-o json` | `.setAside` of a backend; `.isAside` in `kpx status` | `.ejected`; `.isEjected` |
+| `kpx services`, `backends` `-o json` | `.setAside` of a backend | `.ejected` |
 | `kpx services -o json` | `[].ports[].counts.refused` | the sum of `dropped` and `rejected` beside it |
 | `kpx top` | `--sort connections`, `--sort refused` | `--sort opened`, `--sort unserved` |
 | `kpx monitor` | `--drops` | `--unserved` |
-| `kpx monitor`, `kpx explain` | the reason `forged`; in JSON `spoofed` alone | `spoofed` |
+| `kpx monitor --reason`, `kpx explain` | `forged`; outputs have the new name alone | `spoofed` |
 | metrics | `map=\"NURSERY4\"`, `map=\"NURSERY6\"` of `kpx_map_entries` and `kpx_map_max_entries` | `map=\"HALF_OPEN_RING4\"`, `map=\"HALF_OPEN_RING6\"` |
 | | `kpx_mended_total` | `kpx_repairs_total` |
-| | `kpx_packets_total{event=\"forged\"}`, `kpx_silent_backends{state=\"set_aside\"}` | `\"spoofed\"`, `\"ejected\"` |
+| | `kpx_silent_backends{state=\"set_aside\"}` | `\"ejected\"` |
+| | `kpx_untranslated_packets_total{reason=\"forged\"}`; gone, because sums over reasons would count packets twice | `\"spoofed\"` |
 | | `kpx_packets_total{event=\"socket_led\"}` | `kpx_packets_total{event=\"socket_translated\"}` |
 
 ## Others

@@ -72,7 +72,7 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
         second.iter().all(|time| *time < Duration::from_millis(900)),
         "two clients wait for it: {second:?}"
     );
-    lab.set_aside(&web, &["p2a"])?;
+    lab.until_ejected(&web, &["p2a"])?;
     let times = lab.dial(&web, 12, Duration::from_secs(3))?;
     ensure!(
         times.iter().all(|time| *time < Duration::from_millis(900)),
@@ -98,7 +98,7 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
         lab.is_silent(service, "p2a")?;
     }
     ensure!(
-        lab.aside(&single)?.is_empty() && lab.aside(&observed)?.is_empty(),
+        lab.ejected(&single)?.is_empty() && lab.ejected(&observed)?.is_empty(),
         "{:?}",
         agent.typed_status()?
     );
@@ -121,7 +121,7 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
             let of_web = silent
                 .iter()
                 .filter(|silent| silent.service == "default/web");
-            Ok(of_web.count() == 4 && lab.aside(&web)?.is_empty())
+            Ok(of_web.count() == 4 && lab.ejected(&web)?.is_empty())
         },
     )?;
     for host in ["p2a", "p2b"] {
@@ -146,7 +146,7 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
         "the refusing backend is left out in both families",
         || {
             let _some_fail = lab.dial(&web, 6, Duration::from_secs(3));
-            Ok(lab.aside(&web)?.len() == Family::ALL.len())
+            Ok(lab.ejected(&web)?.len() == Family::ALL.len())
         },
     )?;
     lab.dial(&web, 12, Duration::from_secs(1))
@@ -189,7 +189,7 @@ impl Lab<'_> {
     }
 
     /// Returns the backends of a Service that get no new connections.
-    fn aside(&self, service: &Service) -> Result<Vec<String>> {
+    fn ejected(&self, service: &Service) -> Result<Vec<String>> {
         let silent = self.agent.typed_status()?.silent_backends;
         let of = silent
             .into_iter()
@@ -198,14 +198,14 @@ impl Lab<'_> {
     }
 
     /// Dials until these backends of a Service get no new connections, in both families.
-    fn set_aside(&self, service: &Service, hosts: &[&str]) -> Result<()> {
+    fn until_ejected(&self, service: &Service, hosts: &[&str]) -> Result<()> {
         let mut want: Vec<_> = hosts.iter().flat_map(|host| self.addresses(host)).collect();
         want.sort_unstable();
         wait_until(DEADLINE, "the backends are ejected", || {
             self.dial(service, 12, Duration::from_secs(3))?;
-            let mut aside = self.aside(service)?;
-            aside.sort_unstable();
-            Ok(aside == want)
+            let mut ejected = self.ejected(service)?;
+            ejected.sort_unstable();
+            Ok(ejected == want)
         })
         .with_context(|| {
             format!(

@@ -1,4 +1,4 @@
-//! Installs systemd-resolved for a test that resolves names through kpx. kpx does not contain it.
+//! Provides systemd-resolved for a test that resolves names through kpx. kpx does not contain it.
 //!
 //! Debian's package is unpacked instead of installed: an installed package becomes the machine's
 //! resolver.

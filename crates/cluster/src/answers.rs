@@ -178,12 +178,12 @@ impl<T> Answers<T> {
     fn tell_words(&self) {
         for asked in self.0.iter().filter(|asked| asked.answer.is_ok()) {
             let words = escaped(asked.stderr.trim());
-            let error: String = words
+            let text: String = words
                 .lines()
                 .map(|line| format!("{}: {line}\n", asked.at.node))
                 .collect();
             // A closed standard error leaves no place to report a failure.
-            let _written = stderr().write_all(error.as_bytes());
+            let _written = stderr().write_all(text.as_bytes());
         }
     }
 

@@ -233,7 +233,6 @@ pub fn old_map_name(name: &str) -> Option<&'static str> {
 pub fn old_event_name(name: &str) -> Option<&'static str> {
     match name {
         "socket_translated" => Some("socket_led"),
-        "spoofed" => Some("forged"),
         _ => None,
     }
 }

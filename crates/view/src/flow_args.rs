@@ -45,7 +45,7 @@ pub enum FlowOrder {
 }
 
 impl FlowArgs {
-    /// Returns the maximum number of flows per node; 0 for all.
+    /// Returns the maximum number of flows per node; `usize::MAX` for `--limit 0`.
     pub const fn limit(&self) -> usize {
         if self.limit == 0 {
             usize::MAX

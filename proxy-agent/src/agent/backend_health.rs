@@ -138,7 +138,7 @@ impl Agent {
             .iter_mut()
             .for_each(|places| places.tell(desired));
         let read = backend_health.read(counters, desired);
-        let concerns_any = desired.eject(backend_health.judge.silent());
+        let concerns_any = desired.set_silent(backend_health.judge.silent());
         // The read above has reported unreadable counters.
         let pace = backend_health.pace(counters).unwrap_or(PERIOD);
         backend_health.due = began + pace.max(began.elapsed() * SHARE);

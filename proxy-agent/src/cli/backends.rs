@@ -13,7 +13,7 @@ use proxy_view::select_args::SelectArgs;
 /// SETS lists the sets that new flows select a backend from: `cluster` for clients of the whole
 /// cluster, `local` under a traffic policy Local. A drained backend has weight 0: it keeps its
 /// flows and gets no new flows. STATE is `silent` if the backend does not answer this node, and
-/// `set ejected` if new connections avoid it for that reason. CONNECT-P50 and CONNECT-P99 are the
+/// `ejected` if new connections avoid it for that reason. CONNECT-P50 and CONNECT-P99 are the
 /// times within which the backend answered that part of the TCP connections.
 #[derive(Args, Debug)]
 pub(super) struct BackendsArgs {

@@ -35,13 +35,13 @@ pub(super) static WAYS: Array<Row> = Array::with_max_entries(ways::ROWS, 0);
 #[inline(never)]
 pub fn epoch() -> u32 {
     WAYS.find(&ways::TOLD)
-        .map_or(0, |signals| signals.read(|signals| signals.first))
+        .map_or(0, |row| row.read(|row| row.first))
 }
 
 #[inline(never)]
 pub fn opens_until() -> u32 {
     WAYS.find(&ways::TOLD)
-        .map_or(0, |signals| signals.read(|signals| signals.second))
+        .map_or(0, |row| row.read(|row| row.second))
 }
 
 /// Returns the link to a pod, if it leads through this device. A row that another CPU writes may

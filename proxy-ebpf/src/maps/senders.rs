@@ -11,7 +11,7 @@ use crate::net::Net;
 /// The rows of each CPU: 2 to this power. Two pairs of addresses that share one take turns.
 const SENDERS_BITS: u32 = 9;
 
-/// A sender that is no forged one, of packets to one destination.
+/// A validated source of packets to one destination.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Sender {

@@ -1,4 +1,4 @@
-//! What is asked of packets of whole flows, and of the ways that they take: see "Redirecting past
+//! What is asked of packets of bypass flows, and of the ways that they take: see "Redirecting past
 //! the stack" in README.md.
 
 use proxy_common::addr::Proto;
@@ -12,7 +12,7 @@ use crate::packet::Packet;
 use crate::skb::Skb;
 
 /// Returns true if no state of a packet says that its flow goes on: it is a datagram, or of a
-/// handshake. Of a whole flow it skips the stack where that flow could be opened now.
+/// handshake. Of a bypass flow it skips the stack where that flow could be opened now.
 #[inline(always)]
 fn is_like_opener<A: Net>(packet: &Packet<A>) -> bool {
     let signals = packet.signals();
@@ -39,7 +39,7 @@ pub fn is_bypass<A: Forward>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> bo
                 }))
 }
 
-/// Returns true if a packet from the backend is the first one of a whole flow that was opened in
+/// Returns true if a packet from the backend is the first one of a bypass flow that was opened in
 /// this term, and comes in where it was expected then: the reply's entry is as it was made.
 #[inline(never)]
 fn is_first_answer<A: Forward>(skb: Skb, flow: &Flow<A>) -> bool {
@@ -48,7 +48,7 @@ fn is_first_answer<A: Forward>(skb: Skb, flow: &Flow<A>) -> bool {
         && flow.cached_route().holds(skb.ifindex(), term())
 }
 
-/// Returns true if a packet of a whole flow may take the way that was found; `is_far` if the flow
+/// Returns true if a packet of a bypass flow may take the way that was found; `is_far` if the flow
 /// was opened to another node. The routes of other flows may lead there once their pods are gone,
 /// by devices that no rule was judged for.
 #[inline(always)]
@@ -73,7 +73,7 @@ pub fn may_leave<A: Net>(packet: &Packet<A>, route: &FibResult, is_far: bool) ->
 }
 
 /// Returns true if the short way may take further packets of a flow. It takes the end of a
-/// connection that was opened past the stack for one of a whole flow.
+/// connection that was opened past the stack for one of a bypass flow.
 #[inline(always)]
 pub fn may_be_quick<A: Net>(packet: &Packet<A>, flow: &Flow<A>, route: &FibResult) -> bool {
     packet.proto != Proto::TCP || !flow.rx.has(Seen::BYPASS) || route.is_of_bypass()

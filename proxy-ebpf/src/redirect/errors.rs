@@ -1,4 +1,4 @@
-//! ICMP errors about packets of whole flows. They skip the stack as those packets do: conntrack
+//! ICMP errors about packets of bypass flows. They skip the stack as those packets do: conntrack
 //! does not know what they are about, and rules may drop what it calls invalid.
 
 use proxy_common::addr::Port;

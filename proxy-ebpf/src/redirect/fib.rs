@@ -67,7 +67,7 @@ impl FibResult {
     }
 
     /// Returns true if [`Self::ask`] was told that the way may lead to an unknown neighbour: that
-    /// of a whole flow may.
+    /// of a bypass flow may.
     #[inline(always)]
     pub fn is_of_bypass(&self) -> bool {
         maps::again(&self.resolves) != 0
@@ -104,7 +104,7 @@ impl FibResult {
         self.device & Device::POD != 0
     }
 
-    /// Returns true if the way is one by which a whole flow may be opened, `may_go_far` if to
+    /// Returns true if the way is one by which a bypass flow may be opened, `may_go_far` if to
     /// another node as well.
     #[inline(always)]
     pub fn is_for_openers(&self, may_go_far: bool) -> bool {

@@ -32,7 +32,7 @@ pub fn is_on(node: &Node) -> bool {
 /// client is outside.
 #[inline(always)]
 fn may_skip<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>, sender: u32) -> bool {
-    let is_plain_flow = !flow.is_snat() && !flow.has(Flow::<A>::HOST | Flow::<A>::GUEST);
+    let is_plain_flow = !flow.is_snat() && !flow.has(Flow::<A>::HOST | Flow::<A>::FOREIGN_NAT);
     let is_known = proto == Proto::TCP || proto == Proto::UDP;
     let Some(node) = maps::node() else {
         return false;

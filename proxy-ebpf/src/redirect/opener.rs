@@ -80,7 +80,7 @@ fn is_bare_by(flags: u32, kind: u32) -> bool {
     flags & is == is
 }
 
-/// Returns true if whole flows between these addresses may be opened.
+/// Returns true if bypass flows between these addresses may be opened.
 #[inline(never)]
 pub fn is_between<A: Forward>(node: &Node, src: &A, dst: &A) -> bool {
     is_unchanged(node, src) && is_unchanged(node, dst)

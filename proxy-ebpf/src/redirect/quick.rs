@@ -267,7 +267,7 @@ fn leave_for<A: Forward>(
     Outcome::new(send(skb, route))
 }
 
-/// Returns true if the short way may take a packet to the backend. A whole connection ends past the
+/// Returns true if the short way may take a packet to the backend. A bypass connection ends past the
 /// stack as well.
 #[inline(always)]
 fn goes_to_backend<A: Forward>(entry: &Entry<A>, is_bypass: bool) -> bool {

@@ -60,7 +60,7 @@ fn leads_pod(proto: Proto, node: &Node) -> bool {
     if flags() & EVERYWHERE != 0 {
         return true;
     }
-    // A whole connection past the stack is quicker than one that is led. The agent cannot end stale
+    // A bypass connection past the stack is quicker than one that is led. The agent cannot end stale
     // UDP sockets of pods.
     let is_for_packets = node.has(Node::BARE_PODS) && redirect::opens_flows_by(now_secs);
     flags() & PODS != 0 && proto == Proto::TCP && !is_for_packets && is_of_led_pod()

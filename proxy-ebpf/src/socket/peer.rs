@@ -233,8 +233,8 @@ pub fn is_worker() -> bool {
     }
     let mut name = [0_u64; 2];
     // SAFETY: the helper writes as many bytes as it is told are there.
-    let signals =
+    let error =
         unsafe { bpf_get_current_comm(name.as_mut_ptr().cast(), size_of_val(&name) as u32) };
     let is = |start: &[u8; 8]| name[0] == u64::from_ne_bytes(*start);
-    signals == 0 && (is(b"kworker/") || is(b"mount.ci") || is(b"cifsd\0\0\0"))
+    error == 0 && (is(b"kworker/") || is(b"mount.ci") || is(b"cifsd\0\0\0"))
 }

@@ -151,7 +151,7 @@ fn the_documented_patch_moves_all_into_the_nodes_file_system() -> Result<()> {
         "nothing is pinned there"
     );
     kpx.stop()?;
-    // kpx's own DaemonSet takes over from here; it must not look up maps by id.
+    // kpx's own DaemonSet takes over from here; it lacks the right to open maps by id.
     let objects = overlay("kubeadm")?;
     let own = objects.daemon_set.context("a DaemonSet")?;
     let kpx = Running::ready(

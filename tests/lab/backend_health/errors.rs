@@ -39,9 +39,9 @@ fn connections_leave_backends_that_are_unreachable() -> Result<()> {
         }
         wait_until(DEADLINE, "the refusing backend is left out", || {
             let _some_fail = lab.dial(&web, 6, Duration::from_secs(3));
-            let mut aside = lab.aside(&web)?;
-            aside.sort_unstable();
-            Ok(aside == lab.addresses(refusing))
+            let mut ejected = lab.ejected(&web)?;
+            ejected.sort_unstable();
+            Ok(ejected == lab.addresses(refusing))
         })
         .context(refusing)?;
         lab.dial(&web, 12, Duration::from_millis(900))

@@ -23,10 +23,10 @@ fn node_reports_silent_backends_and_keeps_them_by_default() -> Result<()> {
     ensure!(silent()? == [0.0, 0.0]);
 
     base.lab.host("p2a").ns.nft(CUT)?;
-    lab.set_aside(&asks, &["p2a"])
+    lab.until_ejected(&asks, &["p2a"])
         .context("a Service that asks for it")?;
     lab.is_silent(&web, "p2a")?;
-    ensure!(lab.aside(&web)?.is_empty(), "{:?}", lab.aside(&web)?);
+    ensure!(lab.ejected(&web)?.is_empty(), "{:?}", lab.ejected(&web)?);
     wait_until(
         DEADLINE,
         "the metric has two backends in use and two ejected",
@@ -114,7 +114,7 @@ fn node_in_mode_off_judges_backends_of_services_that_ask_alone() -> Result<()> {
     for _ in 0..3 {
         let _some_fail = lab.dial(&web, 24, Duration::from_millis(2_500));
     }
-    lab.set_aside(&asks, &["p2a"])
+    lab.until_ejected(&asks, &["p2a"])
         .context("a Service that asks for it")?;
     wait_until(DEADLINE, "the metric has those of one Service", || {
         Ok(counted(&agent)? == [0.0, 2.0])

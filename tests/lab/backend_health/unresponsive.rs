@@ -61,9 +61,9 @@ fn backends_leave_together(layout: Layout) -> Result<()> {
             idle(Duration::from_millis(100))?;
         }
         wait_until(DEADLINE, "the node's backends are ejected", || {
-            let mut aside = lab.aside(&web)?;
-            aside.sort_unstable();
-            Ok(aside == of_node)
+            let mut ejected = lab.ejected(&web)?;
+            ejected.sort_unstable();
+            Ok(ejected == of_node)
         })
         .with_context(|| {
             format!(

@@ -64,9 +64,9 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
                 .all(|time| *time < Duration::from_millis(2_600)),
             "{times:?}"
         );
-        let mut aside = lab.aside(&web)?;
-        aside.sort_unstable();
-        Ok(aside == lab.addresses("p2b"))
+        let mut ejected = lab.ejected(&web)?;
+        ejected.sort_unstable();
+        Ok(ejected == lab.addresses("p2b"))
     })?;
     let times = lab.connect(&web, 24)?;
     ensure!(
@@ -90,7 +90,7 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
             .count()
             == 4)
     })?;
-    ensure!(lab.aside(&far)?.is_empty(), "{:?}", lab.aside(&far)?);
+    ensure!(lab.ejected(&far)?.is_empty(), "{:?}", lab.ejected(&far)?);
     let times = lab
         .dial(&web, 12, Duration::from_secs(8))
         .context("the node's own pod serves on")?;

@@ -22,7 +22,7 @@ fn the_stack_sees_connections_into_a_tunnel() -> Result<()> {
     takes_stack(Layout::Tunnel(TunnelKind::Tun), Path::Remote)
 }
 
-/// The agent lets whole connections be opened, and this one is none.
+/// The agent lets bypass connections be opened, and this one is none.
 fn takes_stack(layout: Layout, path: Path) -> Result<()> {
     let fixture = Fixture::of(layout)?;
     let agent = fixture.start("auto")?;

@@ -83,7 +83,7 @@ fn datagrams_of_bypass_flows_meet_a_rule_about_other_nodes() -> Result<()> {
     agent.stop()
 }
 
-/// A rule against forged sources is such a rule. It has to see what comes in there.
+/// A rule against spoofed sources is such a rule. It has to see what comes in there.
 #[test]
 fn rules_by_reply_device_apply() -> Result<()> {
     let fixture = Fixture::new()?;

@@ -388,7 +388,7 @@ fn pods_use_socket_lb_only_without_bypass() -> Result<()> {
     let cgroup = cluster.cgroup("plain")?;
     cluster.put("plain", json!({}), json!({}))?;
     waits(&agent, "plain", "packets", SKIPS)?;
-    // The agent says for two seconds at a time that whole connections may be opened.
+    // The agent says for two seconds at a time that bypass connections may be opened.
     cluster.eventually(&cgroup, false)?;
     let node = &cluster.fixture.lab.host(NODE).ns;
     for _ in 0..2 {
@@ -409,7 +409,7 @@ fn pods_use_socket_lb_only_without_bypass() -> Result<()> {
     Ok(())
 }
 
-/// Checks pods on a bridge, by which no whole connection goes although rules would let it.
+/// Checks pods on a bridge, by which no bypass connection goes although rules would let it.
 #[test]
 fn pods_on_a_bridge_are_led() -> Result<()> {
     let fixture = Fixture::with_api_server(Layout::Bridge)?;

@@ -15,7 +15,7 @@ use crate::model::{self, FamilyModel, ObjectRef};
 
 impl Desired {
     /// Replaces the silent backends. Returns true if that affects a Service.
-    pub fn eject(&mut self, silent: Silent) -> bool {
+    pub fn set_silent(&mut self, silent: Silent) -> bool {
         let before = &*self.options.silent;
         if *before == silent {
             return false;
@@ -193,8 +193,8 @@ mod tests {
             (["1", "2", "3"].map(str::to_owned).to_vec(), true)
         );
         let silent = path("10.96.0.1:80", 2);
-        assert!(desired.eject(own([silent])), "it concerns a Service");
-        assert!(!desired.eject(own([silent])), "it is known");
+        assert!(desired.set_silent(own([silent])), "it concerns a Service");
+        assert!(!desired.set_silent(own([silent])), "it is known");
         desired.sync();
         assert_eq!(
             served(&desired),
@@ -213,11 +213,11 @@ mod tests {
             desired.service_at(&silent).unwrap().name.to_string(),
             "default/web"
         );
-        assert!(desired.eject(Silent::new()));
+        assert!(desired.set_silent(Silent::new()));
         desired.sync();
         assert_eq!(served(&desired).0.len(), 3);
         assert!(
-            !desired.eject(own([path("10.96.0.9:80", 1)])),
+            !desired.set_silent(own([path("10.96.0.9:80", 1)])),
             "no Service is there"
         );
     }
@@ -234,7 +234,7 @@ mod tests {
             (4, 3, 4),
         ] {
             let mut desired = desired(HealthMode::On, backends, None);
-            desired.eject(own((1..=silent).map(|nth| path("10.96.0.1:80", nth))));
+            desired.set_silent(own((1..=silent).map(|nth| path("10.96.0.1:80", nth))));
             desired.sync();
             let (served, fails_over) = served(&desired);
             assert_eq!(
@@ -260,7 +260,7 @@ mod tests {
                 (failed + 1..=failed + of_node)
                     .map(|nth| (path("10.96.0.1:80", nth), Evidence::Node)),
             );
-            desired.eject(silent);
+            desired.set_silent(silent);
             desired.sync();
             assert_eq!(
                 served(&desired).0.len(),
@@ -291,7 +291,7 @@ mod tests {
         let here = path("10.96.0.1:80", 1);
         let elsewhere = path("10.96.0.1:80", 2);
         for (silent, ejected) in [(here, None), (elsewhere, Some(elsewhere))] {
-            desired.eject(own([silent]));
+            desired.set_silent(own([silent]));
             desired.sync();
             let served = served(&desired).0;
             assert_eq!(
@@ -307,7 +307,7 @@ mod tests {
     fn annotation_goes_before_the_node() {
         let left = |mode, annotation| {
             let mut desired = desired(mode, 2, annotation);
-            desired.eject(own([path("10.96.0.1:80", 1)]));
+            desired.set_silent(own([path("10.96.0.1:80", 1)]));
             desired.sync();
             let skipped: Vec<_> = desired.skipped().map(ToString::to_string).collect();
             (served(&desired).0.len(), skipped)

@@ -269,7 +269,7 @@ mod tests {
         ] {
             let mut desired = desired(mode, &[1]);
             // Ejected backends count as well.
-            desired.eject([(path(1, 4), Evidence::Own)].into());
+            desired.set_silent([(path(1, 4), Evidence::Own)].into());
             desired.sync();
             let found = desired.unresponsive(&readings(1, late, answered), NOW, &mut None);
             let want: Vec<Path> = want.iter().map(|nth| path(1, *nth)).collect();

@@ -293,9 +293,9 @@ proptest! {
         let mut aside_for = Duration::ZERO;
         let mut answered = 0;
         for (failures, client, answers, tenths) in history {
-            let was_ejected = judge.silent().contains_key(&path(1));
+            let was_silent = judge.silent().contains_key(&path(1));
             now += SECOND / 10 * tenths;
-            if was_ejected { aside_for += SECOND / 10 * tenths } else { aside_for = Duration::ZERO }
+            if was_silent { aside_for += SECOND / 10 * tenths } else { aside_for = Duration::ZERO }
             if answers { (votes, answered) = (Votes::NONE, answered + 1) }
             for nth in 0..failures { votes = votes.with(Voter((client + nth as u8) % 24)) }
             for change in judge.read(&[(path(1), Reading { votes, answered, owed: None })].into(), Vec::new(), now, |_| true) {
@@ -303,9 +303,9 @@ proptest! {
                 prop_assert_eq!(matches!(change, Change::Silent(_)), !silent);
                 silent = !silent;
             }
-            let is_ejected = judge.silent().contains_key(&path(1));
-            prop_assert!(!is_ejected || votes.failures() >= 1, "its last word was an answer");
-            prop_assert!(!is_ejected || was_ejected || votes.clients() >= 1);
+            let is_silent = judge.silent().contains_key(&path(1));
+            prop_assert!(!is_silent || votes.failures() >= 1, "its last word was an answer");
+            prop_assert!(!is_silent || was_silent || votes.clients() >= 1);
             prop_assert!(aside_for <= BACK_OFF_MAX + SECOND * 10, "{:?}", aside_for);
         }
     }

@@ -88,11 +88,11 @@ mod tests {
         let (sender, mut inputs) = mpsc::channel(2);
         let mut api_server_addrs = ApiServerAddrs::of(urls.iter());
         api_server_addrs.send_new(&sender).await;
-        let Some(Input::ApiServer(error)) = inputs.recv().await else {
-            panic!("told otherwise")
+        let Some(Input::ApiServer(addrs)) = inputs.recv().await else {
+            panic!("another input")
         };
-        let error: Vec<_> = error.iter().map(ToString::to_string).collect();
-        assert_eq!(error, ["127.0.0.1:6443", "127.0.0.2:80", "[::1]:443"]);
+        let addrs: Vec<_> = addrs.iter().map(ToString::to_string).collect();
+        assert_eq!(addrs, ["127.0.0.1:6443", "127.0.0.2:80", "[::1]:443"]);
         api_server_addrs.send_new(&sender).await;
         assert!(inputs.try_recv().is_err(), "nothing is new");
     }

@@ -201,13 +201,13 @@ mod tests {
         let (stream, _kubelet) = pair().await;
         let (mut client, local) = duplex(1 << 16);
         client.shutdown().await.unwrap();
-        let (tell, error) = oneshot::channel::<()>();
-        let mut relay = tokio::spawn(stream.relay(local, async { drop(error.await) }));
+        let (close, closed) = oneshot::channel::<()>();
+        let mut relay = tokio::spawn(stream.relay(local, async { drop(closed.await) }));
         assert!(
             timeout(HOUR, &mut relay).await.is_err(),
             "the pod may answer yet"
         );
-        drop(tell);
+        drop(close);
         relay.await.unwrap().unwrap();
     }
 

@@ -17,7 +17,7 @@ use testbed::agent::{Cluster, Object, Source, idle, wait_until};
 use testbed::lab::{CLUSTER_PODS, Family, Lab};
 use testbed::netns::{NetNs, check};
 
-/// The first minor version with the nftables mode and without a feature gate.
+/// The first minor version that has the nftables mode without setting a feature gate.
 pub const NFTABLES_SINCE: u32 = 31;
 /// The first minor version that reads EndpointSlices v1. Older versions get Endpoints.
 const SLICES_SINCE: u32 = 22;

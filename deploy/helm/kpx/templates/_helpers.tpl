@@ -29,8 +29,8 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default "kpx" }}
 
 {{- /* Arguments may switch local redirects on as well. */ -}}
 {{- define "kpx.readsRedirects" -}}
-{{- $args := join " " (.Values.extraArgs | default list) }}
-{{- if or (.Values.kpxConfig | default dict).localRedirect (contains "--local-redirect" $args) }}true{{ end }}
+{{- $args := .Values.extraArgs | default list }}
+{{- if or (.Values.kpxConfig | default dict).localRedirect (has "--local-redirect" $args) (has "--local-redirect=true" $args) }}true{{ end }}
 {{- end }}
 
 {{- define "kpx.configFolder" -}}

@@ -2,8 +2,9 @@
 
 const SECONDS = Number(new URLSearchParams(location.search).get("every")) || 2;
 const PERIOD_MS = 1_000 * Math.max(SECONDS, 0.1);
+/** The longest wait for an answer. */
 const TIMEOUT_MS = 15_000;
-/** The same for an answer of a few kilobytes, from which the page concludes that the agent hangs. */
+/** The longest wait for the status, which is small. After it the page reports that the agent hangs. */
 const SOON_MS = 4_000;
 /** The time that the page works on rows in a frame. The rest is for the browser, and for what the reader does meanwhile. */
 const SLICE_MS = 3;

@@ -120,18 +120,18 @@ fn limit_is_one_of_ports() {
     let mut agent = Agent::of(3);
     let ports =
         |service: &'static str, number: u16| (1..=number).map(move |at| port(service, at, 1, 0));
-    let names = |row: Vec<Row>| {
-        row.into_iter()
+    let names = |rows: Vec<Row>| {
+        rows.into_iter()
             .map(|(service, ..)| service)
             .collect::<Vec<_>>()
     };
     let mut take = |wide: u16, web: u16| {
-        let row = names(agent.take_ports(ports("wide", wide).chain(ports("web", web)).collect()));
+        let rows = names(agent.take_ports(ports("wide", wide).chain(ports("web", web)).collect()));
         assert!(
-            row.iter().filter(|service| *service != "other").count() <= 3,
-            "{row:?}"
+            rows.iter().filter(|service| *service != "other").count() <= 3,
+            "{rows:?}"
         );
-        row
+        rows
     };
     assert_eq!(
         take(2_000, 1),
