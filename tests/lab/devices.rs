@@ -304,7 +304,7 @@ fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
                 (Reason::Vlan, 2),
             ]),
         )?;
-        node.run(|| drop(bench)); // Filters are taken off where they are.
+        node.run(|| drop(bench)); // Filters are detached in their namespace.
     }
     Ok(())
 }

@@ -58,7 +58,7 @@ fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
                 .exchange(b"while pods come")
                 .context("while pods come")?;
         }
-        drop(ns); // And with the namespace all that is in it.
+        drop(ns); // All devices go with their namespace.
         wait_until(DEADLINE, "all pods are forgotten", || Ok(pods()? == 3))?;
         for connection in &mut kept {
             connection

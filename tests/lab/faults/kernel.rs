@@ -70,7 +70,7 @@ fn full_run_directory_costs_no_service() -> Result<()> {
     .context("mount a small tmpfs")?;
     let served = || -> Result<()> {
         fs::write(run_dir.join("filler"), [0; 4096])?;
-        let _ = fs::write(run_dir.join("rest"), vec![0; 1 << 20]); // As much as there is room for.
+        let _ = fs::write(run_dir.join("rest"), vec![0; 1 << 20]); // Writes as much as fits.
         ensure!(
             fs::write(run_dir.join("more"), [0; 4096]).is_err(),
             "the directory is full"
