@@ -46,8 +46,8 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
         agent: &agent,
     };
 
-    // One backend of three is dead and costs one SYN. New connections avoid it before any SYN has
-    // come again, so that no agent has ejected it.
+    // One backend of three is dead and costs one SYN. New connections avoid it before any client
+    // repeats a SYN, so no agent has ejected it.
     let times = lab.dial(&web, 24, Duration::from_secs(3))?;
     ensure!(
         times.iter().all(|time| *time < Duration::from_millis(900)),
@@ -93,7 +93,7 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
         "of both families: {states:?}"
     );
 
-    // The only backend of a Service is never left out, and one of mode observe is told of alone.
+    // kpx never ejects the only backend of a Service, and only reports backends in mode observe.
     for service in [&single, &observed] {
         lab.is_silent(service, "p2a")?;
     }
@@ -109,8 +109,8 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
     let text = String::from_utf8_lossy(&wide.stdout);
     ensure!(text.contains("Services without an answer, "), "{text}");
 
-    // Most of the backends are silent, as where this node is cut off: none is ejected, and the live
-    // ones serve.
+    // Most backends are silent, as when this node is cut off: kpx ejects none, and the live backend
+    // serves.
     base.lab.host("p2b").ns.nft(CUT)?;
     wait_until(
         DEADLINE,
@@ -127,7 +127,7 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
     for host in ["p2a", "p2b"] {
         base.lab.host(host).ns.nft(HEAL)?;
     }
-    // All three answer again, as soon as they are asked.
+    // All three backends answer their next connections.
     wait_until(DEADLINE, "no backend of the Service is silent", || {
         lab.dial(&web, 6, Duration::from_secs(3))?;
         Ok(agent
@@ -139,7 +139,7 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
     let times = lab.dial(&single, 2, Duration::from_secs(1))?;
     ensure!(times.len() == 4, "{times:?}");
 
-    // A backend that refuses costs some connections, and then none.
+    // A refusing backend costs some connections, and then no more.
     base.lab.host("p2b").ns.nft(REFUSE)?;
     wait_until(
         DEADLINE,

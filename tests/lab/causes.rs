@@ -1,5 +1,5 @@
-//! Failures of every kind, and the one command that names the cause of each.
-//! docs/troubleshooting.md has the table.
+//! Failures of every kind, and the command that names the cause of each. docs/troubleshooting.md
+//! has the table.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
@@ -25,7 +25,7 @@ const PROMPT: Duration = Duration::from_secs(60);
 /// The smallest flow table.
 const FLOW_ENTRIES: &str = "1024";
 
-/// The node n1 with kpx, and the commands that are run there.
+/// The node n1 with kpx, where the commands run.
 struct Node<'a> {
     lab: &'a Lab,
     agent: &'a Agent<'a>,
@@ -156,7 +156,7 @@ fn orphaned(ns: &NetNs, mut agent: Agent) -> Result<()> {
     Ok(())
 }
 
-/// The cluster's objects ask for the failure.
+/// The cluster's objects cause the failure.
 fn in_the_objects(
     node: &Node,
     base: &WatchedLab,
@@ -205,7 +205,7 @@ fn in_the_objects(
     ];
     node.names("a traffic policy Local without endpoints", &command, &words)?;
 
-    // The client keeps the address of a Service that went.
+    // The client keeps the address of a deleted Service.
     let kept = gone.frontend(Family::V4);
     for slice in ["gone-ipv4", "gone-ipv6"] {
         base.api().delete("EndpointSlice", "default", slice)?;
@@ -237,7 +237,7 @@ fn behind_kpx(node: &Node, services: &[Service]) -> Result<()> {
         ],
     )?;
 
-    // The flows are forgotten, and their count stays.
+    // The flows end, and their counter stays.
     let end = format!(
         "flows --service default/wrong --end --run-dir {}",
         node.agent.run_dir().display()
@@ -358,7 +358,7 @@ fn of_datagrams(node: &Node, services: &[Service]) -> Result<()> {
     node.lab.n1.host.ns.nft("delete table ip dnspol")
 }
 
-/// The node has lost its route to the client's pod.
+/// The node has no route to the client's pod.
 fn without_a_route(node: &Node, web: &Service) -> Result<()> {
     let client = node.lab.host("p1a").addrs.v4;
     let n1 = &node.lab.n1.host.ns;
@@ -406,7 +406,7 @@ fn in_the_node(node: &Node, web: &Service) -> Result<()> {
         for _ in 0..flows {
             let socket = UdpSocket::bind("0.0.0.0:0")?;
             socket.set_read_timeout(Some(ANSWER))?;
-            // A flow whose client has spoken again after the answer stays.
+            // A flow whose client has sent again after the answer stays.
             socket.send_to(b"hello", to)?;
             if socket.recv(&mut [0; 2_048]).is_err() {
                 break;

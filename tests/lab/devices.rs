@@ -54,7 +54,7 @@ fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {
         "attached after {delays:?}"
     );
 
-    // Renamed it keeps them; gone it is forgotten.
+    // kpx follows a renamed device, and forgets a deleted device.
     node.ip("link set pod0 down\nlink set pod0 name renamed\nlink set renamed up\nlink del pod1")?;
     wait_until(DEADLINE, "status follows", || {
         let status = kpx.status()?.to_string();
@@ -157,7 +157,7 @@ fn a_second_kpx_is_refused_and_harms_nothing() -> Result<()> {
     let node = NetNs::create(format!("kpx-{}-two", std::process::id()))?;
     let kpx = start(&node, "")?;
     let mut second = Command::new(binary()?);
-    // Also with a run directory of its own.
+    // Separate run and BPF directories make no difference.
     second
         .args(["run", "--manifests"])
         .arg(kpx.manifests()?)
@@ -191,7 +191,7 @@ fn filters_of_a_killed_kpx_go_when_the_next_one_uses_tcx() -> Result<()> {
         filters(&node)?.contains("kpx_ingress"),
         "the kernel keeps filters of dead processes"
     );
-    // Left to itself it would stay with what is there.
+    // By default (`auto`) kpx would keep the attached filters.
     let kpx = start(&node, "--attach tcx")?;
     wait_until(DEADLINE, "eth0 has programs", || {
         Ok(
@@ -211,7 +211,8 @@ fn routes_survive_an_address_that_goes_and_comes_back() -> Result<()> {
     let with_source = || Ok(route()?.contains("dev kpx0") && route()?.contains("src 192.0.2.1"));
     wait_until(DEADLINE, "the route is there", with_source)?;
     node.ip("addr del 192.0.2.1/24 dev eth0")?;
-    // Without the address there is a route without a source, for the host may have others.
+    // The route has no source while the address is absent, because the host may have other
+    // addresses.
     wait_until(DEADLINE, "a route is there again", || {
         Ok(route()?.contains("dev kpx0") && !route()?.contains("src"))
     })?;
@@ -226,8 +227,8 @@ fn routes_survive_an_address_that_goes_and_comes_back() -> Result<()> {
     kpx.stop()
 }
 
-/// The rows that BPF_PROG_TEST_RUN cannot have: a tag that the device has taken off, and a bridge
-/// behind its port.
+/// The rows that BPF_PROG_TEST_RUN does not support: a tag that the device has removed, and a
+/// bridge behind its port.
 #[test]
 fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
     for mechanism in [Mechanism::Tcx, Mechanism::Clsact] {
@@ -287,13 +288,13 @@ fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
         // The bridge's hook leaves packets alone that the port's hook has rewritten.
         send_frame(&node, "wire", &served)?;
         expect(&bench, &BTreeMap::from([(Reason::SeenBefore, 1)]))?;
-        // Each hook looks at a packet that no hook has rewritten.
+        // Each hook processes a packet that no hook has rewritten.
         send_frame(&node, "wire", &names.frame("udp client:1 > stranger:2 +9")?)?;
         expect(
             &bench,
             &BTreeMap::from([(Reason::NotOurs, 2), (Reason::SeenBefore, 1)]),
         )?;
-        // So that a device for the VLAN on top of either can do it.
+        // Both hooks leave tagged packets to a VLAN device on top of either.
         send_frame(&node, "wire", &tagged)?;
         expect(
             &bench,
@@ -303,7 +304,7 @@ fn tagged_frames_and_bridged_ones_are_left_alone_and_counted() -> Result<()> {
                 (Reason::Vlan, 2),
             ]),
         )?;
-        node.run(|| drop(bench)); // Filters are taken off where they are.
+        node.run(|| drop(bench)); // Filters are detached in their namespace.
     }
     Ok(())
 }
@@ -336,7 +337,7 @@ fn a_device_that_changes_its_kind_gets_other_programs() -> Result<()> {
 
 fn expect(bench: &Bench, wanted: &BTreeMap<Reason, u64>) -> Result<()> {
     let counted = || -> Result<BTreeMap<Reason, u64>> {
-        // The bridge and the kernel send frames of their own (IGMP, neighbour discovery) as well.
+        // The bridge and the kernel send their own frames too (IGMP, neighbour discovery).
         let noise = [Reason::NotIp, Reason::Protocol, Reason::NotUnicast];
         let reasons = bench.datapath.counters.reasons()?.into_iter();
         Ok(reasons
@@ -370,7 +371,7 @@ fn send_frame(node: &NetNs, device: &str, frame: &[u8]) -> Result<()> {
     })
 }
 
-/// Names of the TCX programs on a device.
+/// Returns the names of a device's TCX programs.
 fn programs(node: &NetNs, device: &str, direction: TcAttachType) -> Result<Vec<String>> {
     let (_, programs) = node.run(|| SchedClassifier::query_tcx(device, direction))?;
     Ok(programs
@@ -386,7 +387,7 @@ fn filters(node: &NetNs) -> Result<String> {
     Ok(at("ingress")? + &at("egress")?)
 }
 
-/// All that kpx changes on a node but programs: devices, routes, settings.
+/// Returns all state that kpx changes on a node, except programs: devices, routes, settings.
 fn state(node: &NetNs) -> Result<String> {
     let ip = |arguments: &[&str]| node.exec(Command::new("ip").args(arguments));
     let accept_local = node.read("/proc/sys/net/ipv4/conf/lo/accept_local")?;
@@ -400,7 +401,7 @@ fn state(node: &NetNs) -> Result<String> {
         + &accept_local)
 }
 
-/// The state, when the kernel has given both ends of the wire what it gives to devices that are up.
+/// Returns the state once both ends of the wire have their link-local addresses.
 fn settled(node: &NetNs) -> Result<String> {
     let has_all = |state: &str| {
         ["eth0", "wire"]

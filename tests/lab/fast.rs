@@ -25,8 +25,8 @@ use testbed::lab::Family;
 use crate::forbid;
 use fixture::{Fixture, Path, said};
 
-/// Exchanges of a flow, and packets of it that may take the stack: its opening, its end, what
-/// conntrack hears of.
+/// The exchanges of a flow, and the packets that may take the stack: the flow's opening and end,
+/// and updates of conntrack.
 const EXCHANGES: usize = 50;
 const ON_STACK: u64 = 20;
 
@@ -83,7 +83,8 @@ fn open_connections_skip_the_stack_wherever_their_backend_is() -> Result<()> {
         .as_str()
         .unwrap_or_default()
         .to_owned();
-    // Its rules drop what conntrack calls invalid, and new connections by default.
+    // The firewall's rules drop packets that are invalid to conntrack, and new connections by
+    // default.
     let opens = "on; connections are opened through the stack, because chain forward of table inet firewall drops packets that its rules do not accept";
     ensure!(said.starts_with(opens), "{said}");
     fixture.lab.n1.host.ns.nft(
@@ -163,7 +164,7 @@ fn a_connection_lives_on_when_the_fast_path_comes_and_goes() -> Result<()> {
         fixture.move_services()?;
         exchange_all(&mut connections[..2])?;
         agent.stop()?;
-        // No agent runs, and packets go on as before.
+        // Without an agent, packets go on as before.
         exchange_all(&mut connections[..2])?;
     }
     let invalid = fixture.lab.invalid_packets()?;
@@ -171,7 +172,7 @@ fn a_connection_lives_on_when_the_fast_path_comes_and_goes() -> Result<()> {
     Ok(())
 }
 
-/// By what the route says, if it insists: the kernel's look-up asks for no other.
+/// Only a locked route MTU (`mtu lock`) applies, because the kernel's FIB look-up reads no other.
 #[test]
 fn hops_are_counted_and_what_is_too_long_is_answered() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -189,7 +190,7 @@ fn hops_are_counted_and_what_is_too_long_is_answered() -> Result<()> {
 
         let before = fixture.passed(&agent)?.fast;
         fixture.narrow(family, 1_300)?;
-        // The flow may keep its way until the agent has heard of the route.
+        // The flow may keep its path until the agent has processed the route's change.
         wait_until(
             DEADLINE,
             "a client is told that packets are too long",
@@ -237,8 +238,8 @@ fn automatic_is_off_as_long_as_rules_drop_packets() -> Result<()> {
     agent.stop()
 }
 
-/// Conntrack must see all packets of connections that it tracks; otherwise a stranger could end
-/// them.
+/// Conntrack must see all packets of connections that it tracks; otherwise spoofed packets could
+/// end them.
 fn automatic_leaves_conntracks_connections_to_the_stack(running: &Running<Fixture>) -> Result<()> {
     let Running { fixture, agent } = running;
     says(
@@ -275,10 +276,11 @@ fn automatic_leaves_conntracks_connections_to_the_stack(running: &Running<Fixtur
     Ok(())
 }
 
-/// A bypass connection: neither rules nor conntrack would act on it, so the stack sees none of it.
+/// Neither rules nor conntrack would affect a bypass connection, so the stack sees none of its
+/// packets.
 fn bypass_connections_between_pods_skip_the_stack(running: &Running<Fixture>) -> Result<()> {
     let Running { fixture, agent } = running;
-    // The CNI masquerades what leaves the pods' network, and nothing else.
+    // The CNI masquerades only packets that leave the pods' network.
     says(
         agent,
         "bypass for connections between this node's pods with addresses of its podCIDRs",
@@ -291,7 +293,7 @@ fn bypass_connections_between_pods_skip_the_stack(running: &Running<Fixture>) ->
             Path::NodePortLocal,
         ] {
             until_bypass(fixture, agent, family)?;
-            // The stack asks for link addresses that the node does not know yet.
+            // The stack resolves link addresses that the node does not have yet.
             exchange(&mut fixture.dial(path, Protocol::Tcp, family)?, 1, 100)?;
             let before = fixture.stack_saw(agent)?;
             let mut connection = fixture.dial(path, Protocol::Tcp, family)?;
@@ -322,7 +324,8 @@ fn a_bypass_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resu
     let addrs = &fixture.lab.host("p1a").addrs;
     let pod4 = addrs.ip(Family::V4);
     let pod6 = addrs.ip(Family::V6);
-    // A rule for openers alone: it refuses what conntrack has not seen from the start.
+    // A rule for new connections alone: it refuses packets that conntrack has not seen from the
+    // start.
     let ends = [
         format!("ip saddr {pod4}"),
         format!("ip daddr {pod4}"),
@@ -355,7 +358,7 @@ fn a_bypass_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resu
         fixture.fast(&agent)? >= before + 80,
         "an open connection takes the stack"
     );
-    // Another agent takes over, and the connection goes on.
+    // The next agent takes over, and the connections go on.
     agent.stop()?;
     exchange_all(&mut connections)?;
     let agent = fixture.start("auto")?;
@@ -371,7 +374,7 @@ fn a_bypass_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resu
     agent.stop()
 }
 
-/// Rules that arrive while no agent watches count as well.
+/// Rules that arrive while no agent runs count too.
 #[test]
 fn new_connections_meet_rules_soon_after_the_agent_has_ended() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -468,8 +471,8 @@ fn rules_that_may_translate_pods_open_connections_through_the_stack() -> Result<
     agent.stop()
 }
 
-/// Waits until a connection between two pods skips the stack. The stack asks for link addresses
-/// that the node does not know yet.
+/// Waits until a connection between two pods skips the stack. The stack resolves link addresses
+/// that the node does not have yet.
 fn until_bypass(fixture: &Fixture, agent: &Agent, family: Family) -> Result<()> {
     wait_until(DEADLINE, "connections skip the stack", || {
         let before = fixture.stack_saw(agent)?;

@@ -17,12 +17,12 @@ use testbed::lab::{Family, Host, Layout};
 use testbed::served_lab::ServedLab;
 use testbed::stranger::{self, Stranger};
 
-/// The port of every server of the lab, and the one that clients outside dial.
+/// The port of all servers, and the port that outside clients dial.
 const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
-/// The size of each family's flow table: the flood brings more flows.
+/// The size of each family's flow table. The flood makes more flows.
 const FLOW_ENTRIES: usize = 8_192;
-/// The minimum duration of the flood, which ends after it has brought them.
+/// The minimum duration of the flood, which ends after this number of SYNs.
 const FLOOD: Duration = Duration::from_secs(3);
 const SYNS: u64 = 2 * FLOW_ENTRIES as u64;
 /// The time limit on any machine.
@@ -31,7 +31,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const LEAD: usize = FLOW_ENTRIES / 16;
 /// Longer than the time for which kpx assumes data in flight on a silent connection.
 const SILENCE: Duration = Duration::from_secs(4);
-/// Connections that are used during the flood, and as many that are silent, in each family.
+/// The number of connections used during the flood, and of silent connections, in each family.
 const CONNECTIONS: usize = 10;
 
 #[test]
@@ -61,7 +61,7 @@ fn a_flood_of_blind_handshakes_costs_no_connection_and_no_handshake() -> Result<
             victims,
         }
     });
-    // Until then, some of what the silent ones have sent may be on its way.
+    // Until then, kpx assumes that data of silent connections is in flight.
     let connected = Instant::now();
     while connected.elapsed() < SILENCE {
         exchange(&mut standing)?;
@@ -152,7 +152,7 @@ fn silent_connection_outlives_resets_of_all_windows() -> Result<()> {
         }
     }
     idle(FORGOTTEN)?;
-    // The pod's next packet is its own, and no answer that conntrack knows.
+    // The pod's next packet starts a new connection, if conntrack has forgotten the old one.
     for [client, node_port] in victims {
         stranger.send(
             stranger::tcp(client, node_port).fin().ack(rand::random()),
@@ -169,8 +169,7 @@ fn silent_connection_outlives_resets_of_all_windows() -> Result<()> {
     agent.stop()
 }
 
-/// A lab with a Service of one pod, where strangers' names come in from where no route leads to
-/// them.
+/// A lab with a Service of one pod, where the kernel accepts spoofed sources on every device.
 fn served() -> Result<ServedLab> {
     let lab = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b"], PORT)?;
     lab.lab.set_rp_filter(0)?;
@@ -196,7 +195,7 @@ fn connect(client: &Host, to: [SocketAddr; 2]) -> Result<Vec<Connection>> {
         .collect()
 }
 
-/// Uses connections that stood before the flood.
+/// Uses connections that were open before the flood.
 fn exchange(standing: &mut [Connection]) -> Result<()> {
     for connection in standing {
         connection
@@ -206,8 +205,8 @@ fn exchange(standing: &mut [Connection]) -> Result<()> {
     Ok(())
 }
 
-/// Uses open connections and makes new ones for as long as the flood lasts. Returns the number of
-/// new ones.
+/// Uses open connections and opens new connections during the flood. Returns the number of new
+/// connections.
 fn under_flood(
     client: &Host,
     to: [SocketAddr; 2],
@@ -255,13 +254,13 @@ struct Names {
     to: SocketAddr,
     /// The SYNs that wait for their ACKs.
     dialled: VecDeque<SocketAddr>,
-    /// The clients whose connections are to end.
+    /// The clients whose connections the flood tries to end.
     victims: Vec<SocketAddr>,
 }
 
 impl Names {
-    /// Returns a SYN or the ACK of an older one, and one packet in the name of a victim; and the
-    /// number of SYNs.
+    /// Returns two packets and their number of SYNs: a SYN or the ACK of an older SYN, and a packet
+    /// that spoofs a victim.
     fn packets(&mut self) -> ([PacketBuilderStep<TcpHeader>; 2], u64) {
         let answered = if self.dialled.len() > LEAD {
             self.dialled.pop_front()

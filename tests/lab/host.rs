@@ -113,7 +113,7 @@ fn host_reaches_backends_through_routes_by_nodes() -> Result<()> {
     );
     ensure!(kpx.status()?["healthy"] == true, "{}", kpx.status()?);
 
-    // The node goes, and its backend with it; it comes back.
+    // The node and its backend are deleted and come back.
     let node = testbed::agent::node(n2);
     fixture.cluster.delete(&node)?;
     wait_until(DEADLINE, "the route goes", || {
@@ -129,7 +129,8 @@ fn host_reaches_backends_through_routes_by_nodes() -> Result<()> {
     fixture.cluster.put(&node)?;
     fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
 
-    // Somebody else's route counts before ours, and ours comes back when it goes.
+    // A foreign route for the same network replaces kpx's, which returns when the foreign route
+    // goes.
     route(c, "add", n1)?;
     wait_until(DEADLINE, "ours gives way", || {
         Ok(pod_routes(c)? == routes_of(&[n2]))
@@ -141,7 +142,7 @@ fn host_reaches_backends_through_routes_by_nodes() -> Result<()> {
     })?;
     fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
 
-    // Programs of a killed kpx serve on with the next one, and go with it.
+    // The next kpx takes over the programs of a killed kpx, and removes them when it stops.
     drop(kpx);
     ensure!(
         pod_routes(c)? == routes_of(&[n1, n2]),
@@ -185,9 +186,9 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
     let kpx = fixture.outside(c, &[])?;
 
     fixture.served(c, |family| cluster.frontend(family), &["p1b", "p2a"])?;
-    // The node with the endpoint forwards: the client's address shows it.
+    // The node with the endpoint forwards: the backend sees the client's address.
     fixture.served_seeing(c, |family| local.frontend(family), &["p2a"], Some(c.addrs))?;
-    // Nodes are no pods: the default route leads to them.
+    // Backends at nodes' addresses are not pods: the default route leads to them.
     fixture.served_seeing(
         c,
         |family| host.frontend(family),
@@ -210,7 +211,7 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
         told.contains("reaches 0 of 4 backends") && told.contains(why),
         "{told}"
     );
-    // What explains the refusal is what this machine sees, and no pod or probe of the cluster.
+    // The trace explains the refusal by this machine's view, without the cluster's pods or probes.
     let trace = format!(
         "trace --host --to svc/default/plain --run-dir {}",
         kpx.run_dir().display()
@@ -221,7 +222,7 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
         "{traced}"
     );
 
-    // Endpoints under the policy Local move, and a node goes out of service.
+    // The endpoints of the Service with policy Local move, and a node goes out of service.
     fixture.put(&local.backed_by(&["p1b"]))?;
     fixture.served_seeing(c, |family| local.frontend(family), &["p1b"], Some(c.addrs))?;
     fixture.put(&local.backed_by(&["p1b", "p2a"]))?;
@@ -250,7 +251,7 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
         Some(c.addrs),
     )?;
 
-    // The service without node ports gets some, and all is well.
+    // Node ports make the Service reachable, and the agent healthy.
     fixture.put(&plain.clone().node_port(NODE_PORT + 2))?;
     fixture.served(c, |family| plain.frontend(family), &["p1b", "p2a"])?;
     ensure!(kpx.status()?["healthy"] == true, "{}", kpx.status()?);
@@ -265,7 +266,7 @@ fn trace_blames_service_proxy_for_refused_node_port() -> Result<()> {
     let c = &fixture.lab.x;
     let service = Service::new("cluster", 11, &["p1b"], PORT).node_port(NODE_PORT);
     fixture.put(&service)?;
-    // No node has a service proxy.
+    // No node has a service proxy, so node ports are refused.
     let kpx = fixture.outside(c, &[])?;
     fixture.refused(c, |family| service.frontend(family))?;
     for protocol in ["tcp", "udp"] {
@@ -310,7 +311,7 @@ fn start_ends_with_what_is_reached_and_a_command_to_try() -> Result<()> {
     );
     kpx.stop()?;
 
-    // The Services and the advice follow what is on.
+    // The announced Services and the advice depend on the enabled features.
     let kpx = fixture.outside(c, &["--tunnel", "tcp", "--dns-address", "none"])?;
     announces(
         &kpx,
@@ -372,7 +373,7 @@ fn host_reaches_backends_through_the_default_route() -> Result<()> {
         Some(c.addrs),
     )?;
     ensure!(pod_routes(c)?.is_empty());
-    // No route at all is none of the operator's.
+    // A missing route does not count as a route of the operator.
     let gateway = Dual {
         v4: "198.51.100.1".parse()?,
         v6: "fd00:198:51::1".parse()?,

@@ -1,5 +1,5 @@
-//! The time until backends answer, and failed connections: from real connections by way of the
-//! programs' maps to the agent's answers.
+//! Connect times and failed connections: from real connections through the programs' maps to the
+//! agent's answers.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -17,8 +17,8 @@ use testbed::served_lab::ServedLab;
 const PORT: u16 = 8080;
 /// No server listens here.
 const CLOSED: u16 = 8081;
-/// The backend hears no first SYN, of either family, so that it answers the second one, which TCP
-/// sends after a second.
+/// The backend drops the first SYN of each family, and answers the second, which TCP sends after a
+/// second.
 const SLOW: &str = "table inet slow {
     chain four { type filter hook input priority 0; tcp dport 8080 meta nfproto ipv4 tcp flags & (syn | ack) == syn quota until 90 bytes drop; }
     chain six { type filter hook input priority 0; tcp dport 8080 meta nfproto ipv6 tcp flags & (syn | ack) == syn quota until 110 bytes drop; }
@@ -38,9 +38,9 @@ fn connect_times_and_failures_are_told_by_service_and_backend() -> Result<()> {
     ];
     services.iter().try_for_each(|service| base.put(service))?;
     base.lab.host("p1b").ns.nft(SLOW)?;
-    // Each Service has a port of each protocol: two Services fit.
+    // Each Service has a port of each protocol, so the limit admits two Services.
     let agent = base.kpx(&["--service-metrics=6"])?;
-    // The sum of others has what passes after the agent's first sample.
+    // The sum of other Services contains only traffic after the agent's first sample.
     wait_until(DEADLINE, "the first sample", || {
         Ok(!service_series(&agent)?.is_empty())
     })?;
@@ -118,7 +118,7 @@ fn connect_times_and_failures_are_told_by_service_and_backend() -> Result<()> {
             > 0.0,
         "{history:?}"
     );
-    // Two Services have series of their own, and the third is told as the sum of others.
+    // Two Services have their own series, and the third is in the sum of other Services.
     let sum = |series: &[Sample], name: &str| -> f64 {
         series
             .iter()
@@ -153,7 +153,7 @@ fn views(agent: &Agent) -> Result<Vec<ServiceView>> {
     serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))
 }
 
-/// Returns the connections of a Service's only port, which are those of its backends.
+/// Returns the connections of a Service's only port, which equal those of its backends.
 fn connect(views: &[ServiceView], name: &str) -> Result<ConnectView> {
     let port = views
         .iter()
@@ -190,7 +190,7 @@ fn service_series(agent: &Agent) -> Result<Vec<Sample>> {
     Ok(of_services.flat_map(|(_, metric)| metric.samples).collect())
 }
 
-/// Asks the agent as another program of the node would.
+/// Queries the agent like another program of the node.
 fn ask(agent: &Agent, path: &str) -> Result<String> {
     let mut stream = UnixStream::connect(socket(agent.run_dir()))?;
     write!(stream, "GET {path} HTTP/1.0\r\nhost: kpx\r\n\r\n")?;

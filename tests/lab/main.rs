@@ -1,6 +1,6 @@
 //! kpx and the kernel in network namespaces.
 
-/// Lends a fixture all that its field `base` has, which is a lab.
+/// Dereferences a fixture to the lab in its field `base`.
 macro_rules! is_its_lab {
     ($fixture:ty) => {
         impl std::ops::Deref for $fixture {
@@ -35,7 +35,7 @@ mod tables;
 mod trace;
 mod ui;
 
-/// Adds a table `netpol` to a node, as a plugin's policy: these rules for what the node forwards.
+/// Adds a table `netpol` to a node, like a policy plugin: these rules for forwarded packets.
 fn forbid(node: &testbed::netns::NetNs, rules: &str) -> anyhow::Result<()> {
     let chain = "type filter hook forward priority filter; policy accept";
     node.nft(&format!(

@@ -15,7 +15,7 @@ use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
 
 const PORT: u16 = 8080;
-/// For one answer, or a refusal.
+/// The timeout of an answer or refusal.
 const ANSWER: Duration = Duration::from_millis(500);
 
 #[test]
@@ -79,7 +79,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
         Ok(watched(&agent)? == 0)
     })?;
 
-    // Another agent tells what was before its watchers.
+    // The next agent shows its history to watchers.
     agent.stop()?;
     let agent = base.kpx(&["--monitor-history=3"])?;
     ensure!(
@@ -93,7 +93,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
         )?
         .events(|| ())
     };
-    // The agent reads one CPU's events after another's, so their order is sure only with a pause
+    // The agent reads the CPUs' buffers in turn, so events have a certain order only with a pause
     // between them.
     (0..4).for_each(|_| dial(&none));
     wait_until(DEADLINE, "refusals are kept", || {
@@ -112,7 +112,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
     let none_yet = Watcher::start(&agent, &["--since", "0s", "--no-follow"])?.events(|| ())?;
     ensure!(none_yet.is_empty(), "{none_yet:?}");
 
-    // One who never reads, and more than it has room for.
+    // A watcher that never reads, and more events than its buffer holds.
     let mut deaf = Watcher::start(&agent, &["--limit-per-second", "1000000"])?;
     wait_until(DEADLINE, "the programs tell", || {
         Ok(watched(&agent)? == WATCHED_PER_SECOND)
@@ -128,7 +128,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
     agent.stop()
 }
 
-/// Each device with IPv6 reports its multicast groups, so the anchor does as well.
+/// Each device with IPv6 reports its multicast groups, so the anchor does too.
 #[test]
 fn anchor_housekeeping_counts_no_refusal() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b"], PORT)?;
@@ -138,7 +138,7 @@ fn anchor_housekeeping_counts_no_refusal() -> Result<()> {
     let dropped =
         || -> Result<Option<u64>> { Ok(agent.status()?["reasons"]["not_unicast"].as_u64()) };
     let before = dropped()?;
-    // The kernel sends reports, and looks for routers.
+    // The kernel sends multicast reports and router solicitations.
     agent.ns().ip("link set kpx0 down\nlink set kpx0 up")?;
     wait_until(DEADLINE, "the anchor drops reports", || {
         Ok(dropped()? > before)
@@ -158,7 +158,7 @@ fn anchor_housekeeping_counts_no_refusal() -> Result<()> {
     agent.stop()
 }
 
-/// Returns the value that the programs read.
+/// Returns the value in the programs' map.
 fn watched(agent: &Agent) -> Result<u32> {
     let id = agent.status()?["maps"][WATCHED]
         .as_u64()
@@ -167,7 +167,7 @@ fn watched(agent: &Agent) -> Result<u32> {
     Ok(map.get(&0, 0)?)
 }
 
-/// A `kpx monitor -o json`.
+/// A running `kpx monitor -o json`.
 struct Watcher(Child);
 
 impl Watcher {
@@ -185,7 +185,7 @@ impl Watcher {
         ))
     }
 
-    /// Lets `traffic` pass until it has seen enough.
+    /// Runs `traffic` until the watcher has seen enough.
     fn events<T>(mut self, mut traffic: impl FnMut() -> T) -> Result<Vec<Value>> {
         wait_until(DEADLINE, "the watcher has seen enough", || {
             traffic();

@@ -13,7 +13,7 @@ use testbed::exposition::{Exposition, parse};
 use testbed::lab::{Lab, Layout};
 use testbed::netns::NetNs;
 
-/// Bring about what is only there once it has happened.
+/// Requests that create series which are otherwise absent.
 const ASKED: [(&str, &str); 2] = [
     ("127.0.0.1:10256", "/healthz"),
     ("127.0.0.1:10256", "/livez"),
@@ -57,7 +57,8 @@ fn every_query_is_about_series_that_kpx_has() -> Result<()> {
             asked.insert(selector.name);
         }
     }
-    // Each metric of kpx's own is shown, except the old name of one, which lasts for one release.
+    // The dashboard shows each of kpx's own metrics, except a deprecated name that lasts for one
+    // release.
     let own = metrics
         .iter()
         .filter(|(name, _)| name.starts_with("kpx_") && name.as_str() != "kpx_mended_total");
@@ -83,7 +84,7 @@ fn scrape(ns: &NetNs) -> Result<Exposition> {
     parse(&get(ns, "127.0.0.1:10249", "/metrics")?)
 }
 
-/// The body of an answer.
+/// Returns the body of an answer.
 fn get(ns: &NetNs, address: &str, path: &str) -> Result<String> {
     let ask = || -> Result<String> {
         let mut stream = TcpStream::connect(address)?;

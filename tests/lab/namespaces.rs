@@ -1,4 +1,4 @@
-//! The lab works without kpx, so that a failure elsewhere is kpx's.
+//! The lab works without kpx, so failures of other tests are kpx's.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use testbed::netns;
 
 const PORT: u16 = 8080;
 
-/// A client, a server, and the address with which the server sees the client.
+/// A client, a server, and the client's address as the server sees it.
 struct Path {
     from: &'static str,
     to: &'static str,
@@ -96,7 +96,7 @@ fn hosts_reach_each_other_in_every_layout() {
             (false, Checksums::Complete),
         ] {
             lab.set_offload(offload).unwrap();
-            // The kernel does not let macvlan devices finish what they hand to each other.
+            // The kernel leaves checksums pending between macvlan devices.
             let checksums = if layout == Layout::Macvlan {
                 Checksums::MayBePending
             } else {
@@ -197,7 +197,7 @@ fn sctp_is_refused_by_its_own_ports_error_alone() {
         let mut open = Dial::new(Protocol::Sctp, (ip, PORT).into())
             .connect(&p1a.ns)
             .unwrap();
-        // By ICMP, as a proxy refuses; by ABORT, as a host does.
+        // An ICMP error, like a proxy's refusal, and an ABORT, like a host's.
         for port in [81, 82] {
             let fault = Dial::new(Protocol::Sctp, (ip, port).into())
                 .exchange(&p1a.ns, b"?")

@@ -1,4 +1,4 @@
-//! The agent's netlink code against this machine's kernel. Every test has its own network
+//! The agent's netlink code against this machine's kernel. Each test has its own network
 //! namespaces.
 
 mod anchor;
@@ -19,8 +19,8 @@ use testbed::agent::DEADLINE;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// Runs a test in a network namespace of its own, where only lo is. Everything it starts from its
-/// thread is there, too.
+/// Runs a test in its own network namespace, which has only lo. Everything that its thread starts
+/// is there too.
 pub(crate) fn in_netns(test: impl Future<Output = Result<()>> + Send + 'static) {
     let body = move || {
         unshare(CloneFlags::CLONE_NEWNET).context("unshare needs root")?;
@@ -34,9 +34,9 @@ pub(crate) fn in_netns(test: impl Future<Output = Result<()>> + Send + 'static) 
     }
 }
 
-/// A network namespace, as long as this lives.
+/// A network namespace that lives as long as this value.
 pub(crate) struct Netns {
-    /// A thread in it.
+    /// A thread in the namespace.
     pub(crate) tid: i32,
     _keep: mpsc::Sender<()>,
 }
@@ -78,8 +78,8 @@ pub(crate) async fn node() -> Result<()> {
     Ok(())
 }
 
-/// Waits until the kernel takes an IPv6 address for its own. A worker of the kernel adds the local
-/// route after the address, and late on a busy machine.
+/// Waits until the kernel has the local route of an IPv6 address. A kernel worker adds it after the
+/// address, and late on a busy machine.
 pub(crate) async fn is_local(addr: &str) -> Result<()> {
     let wanted = format!("local {addr} ");
     let appears = async {

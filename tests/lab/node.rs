@@ -1,4 +1,4 @@
-//! The maps' view of a node, from its devices, its objects and the operator's flags.
+//! The maps' view of a node, from devices, objects and flags.
 
 mod addresses;
 mod bridges;
@@ -83,7 +83,7 @@ fn own_addresses_take_node_ports_where_the_operator_says_and_follow_the_devices(
         })?;
     }
     delays.sort();
-    // Most of it is what asking takes.
+    // The queries take most of this time.
     ensure!(delays[1] < Duration::from_secs(2), "after {delays:?}");
     kpx.stop()
 }

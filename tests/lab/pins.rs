@@ -77,7 +77,7 @@ fn cleanup_finds_all_that_was_left() -> Result<()> {
     for how in ["tcx", "clsact"] {
         let fixture = Fixture::start()?;
         let node = &fixture.lab.n1.host.ns;
-        // So that there is something to reserve, and to give back.
+        // The range makes kpx reserve ports, and release them later.
         node.sysctl("ipv4/ip_local_port_range", "32768 65000")?;
         let before = fixture.state()?;
         let agent = fixture.kpx(&["--attach", how, "--conntrack-tcp-timeout-close-wait", "30m"])?;
@@ -88,7 +88,7 @@ fn cleanup_finds_all_that_was_left() -> Result<()> {
         );
         let run_dir = agent.run_dir().to_owned();
         drop(agent);
-        // A version that no kpx knows.
+        // A layout version that no kpx has.
         std::fs::create_dir_all(fixture.dir().join("v0/maps"))?;
         let mut command = Command::new(testbed::agent::binary()?);
         command
@@ -148,7 +148,7 @@ fn a_flow_table_of_another_size_has_the_flows_of_the_old() -> Result<()> {
 #[test]
 fn table_without_a_flag_keeps_its_size() -> Result<()> {
     let fixture = Fixture::start()?;
-    // More than any machine's memory makes it.
+    // A larger table than the default for any machine's memory.
     drop(fixture.kpx(&["--endpoint-table-size", "2097152"])?);
     let before = map_ids(&fixture.dir())?;
     for (args, size) in [
@@ -191,7 +191,7 @@ fn the_link_of_a_device_that_vanished_meanwhile_is_unpinned() -> Result<()> {
     node.ip("link del gone")?;
     let _agent = fixture.kpx(&[])?;
     ensure!(!pins(ifindex)?, "{:?}", link_ids(&fixture.dir())?);
-    // And of one that vanishes while an agent runs.
+    // A device may vanish while an agent runs.
     node.ip("link add gone type veth peer name gone2\nlink set gone2 up\nlink set gone up")?;
     let ifindex = node.run(|| nix::net::if_::if_nametoindex("gone"))?;
     wait_until(DEADLINE, "it has links", || pins(ifindex))?;
@@ -200,7 +200,7 @@ fn the_link_of_a_device_that_vanished_meanwhile_is_unpinned() -> Result<()> {
     Ok(())
 }
 
-/// Kept open by those who began it.
+/// Connections that their clients keep open.
 pub(crate) struct Open(pub(crate) Vec<(String, testbed::echo::Connection)>);
 
 impl Open {

@@ -17,10 +17,10 @@ const PORT: u16 = 8080;
 const NODE: &str = "n1";
 const FLAG: &str = "--local-redirect";
 
-/// Two nodes. The Service's own endpoint is on the other one.
+/// Two nodes. The Service's own endpoint is on the second node.
 struct Fixture {
     lab: ServedLab,
-    // After the agent, which is in it as well.
+    // Drops after the agent, which is in the cgroup too.
     cgroup: Cgroup,
 }
 
@@ -37,7 +37,7 @@ impl Fixture {
         Ok(Self { lab, cgroup })
     }
 
-    /// Starts kpx, which leads all sockets that it may.
+    /// Starts kpx with socket load balancing for host and pods.
     fn agent(&self) -> Result<Agent<'_>> {
         let cgroup = self.cgroup.path().display().to_string();
         self.lab.kpx(&[
@@ -50,7 +50,7 @@ impl Fixture {
         ])
     }
 
-    /// Creates the Pod `p1b` of the node, or replaces it. Its address is that of `host`.
+    /// Creates or replaces the Pod `p1b` of the node, with the address of `host`.
     fn put_pod(&self, host: &str, is_ready: bool) -> Result<()> {
         let ips =
             Family::ALL.map(|family| json!({ "ip": self.lab.lab.host(host).addrs.ip(family) }));
@@ -85,7 +85,7 @@ impl Fixture {
         Ok(all)
     }
 
-    /// Waits until the same one answers a client in every way.
+    /// Waits until this backend answers a client by every protocol and family.
     fn reaches(&self, client: &str, backend: &str) -> Result<()> {
         let is_so = || {
             Ok(self
@@ -97,7 +97,7 @@ impl Fixture {
     }
 }
 
-/// Returns what a command of kpx prints.
+/// Returns the output of a command of kpx.
 fn kpx(fixture: &Fixture, agent: &Agent, args: &[&str]) -> Result<String> {
     let mut command = Command::new(binary()?);
     command
@@ -124,7 +124,7 @@ fn a_pod_of_the_node_answers_while_it_is_ready() -> Result<()> {
         .context("the pod itself, which would loop")?;
     told(&fixture, &agent)?;
 
-    // Datagrams of an open flow go elsewhere at once, a connection stays until it ends.
+    // Datagrams of an open flow move at once; a connection stays until it ends.
     let to = cached().frontend(Family::V4);
     let [mut tcp, mut udp] =
         [Protocol::Tcp, Protocol::Udp].map(|protocol| fixture.connect("p1a", protocol, to));
@@ -142,8 +142,8 @@ fn a_pod_of_the_node_answers_while_it_is_ready() -> Result<()> {
     fixture.put_pod("p1b", true)?;
     fixture.reaches("p1a", "p1b").context("ready again")?;
 
-    // Without the Service's own endpoints the pod answers all but itself, and the agent's restart
-    // changes nothing.
+    // Without the Service's own endpoints the pod answers all clients but itself, also after a
+    // restart of the agent.
     fixture.lab.put(&service.backed_by(&[]))?;
     drop(agent);
     let agent = fixture.agent()?;
@@ -153,7 +153,7 @@ fn a_pod_of_the_node_answers_while_it_is_ready() -> Result<()> {
     Ok(())
 }
 
-/// Checks that commands show who answers.
+/// Checks that commands show the answering pod.
 fn told(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let backends: Value = serde_json::from_str(&kpx(fixture, agent, &["backends", "-o", "json"])?)?;
     let backends = backends.as_array().context("a list")?;
@@ -188,8 +188,8 @@ fn told(fixture: &Fixture, agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-/// Checks a cache in the host's network, as NodeLocal DNSCache runs: the node's packets could be
-/// its own.
+/// Checks a cache in the host's network, like NodeLocal DNSCache: kpx cannot distinguish its
+/// packets from the node's.
 #[test]
 fn a_pod_in_the_hosts_network_answers_pods_alone() -> Result<()> {
     let fixture = Fixture::start(&cached().annotation("kpx.dev/local-redirect", "app=cache"))?;
@@ -263,7 +263,7 @@ fn an_object_redirects_the_services_of_its_namespace_alone() -> Result<()> {
         .reaches("p1b", "p2a")
         .context("with skipRedirectFromBackend")?;
     fixture.reaches("p1a", "p1b")?;
-    // The Service's Events tell of its own namespace's objects, and of no other's.
+    // The Service's Events concern objects of its own namespace only.
     cluster.put(&named_redirect("default", "later", true))?;
     let events = || -> Result<Vec<Value>> {
         Ok(serde_json::from_str(&kpx(

@@ -9,11 +9,11 @@ use testbed::netns::NetNs;
 
 use std::time::Duration;
 
-/// The time after which a start has no more effects, and the time over which an agent is looked at.
+/// The time after which a start has no more effects, and the time of observation.
 const SETTLED: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Wakes are counted and not time, so that no other load on the machine counts.
+/// The test counts wakes instead of time, which is independent of other load on the machine.
 #[test]
 fn agent_with_nothing_to_do_wakes_a_few_times_a_second() -> Result<()> {
     const A_SECOND: u64 = 60;
@@ -35,12 +35,12 @@ fn agent_with_nothing_to_do_wakes_a_few_times_a_second() -> Result<()> {
     agent.stop()
 }
 
-/// Returns how often each thread of an agent has slept so far.
+/// Returns the number of times that each thread of an agent has slept.
 fn wakes(agent: &Agent) -> Result<BTreeMap<u32, u64>> {
     let mut wakes = BTreeMap::new();
     for thread in fs::read_dir(format!("/proc/{}/task", agent.pid())).context("list threads")? {
         let thread = thread?;
-        // A thread may end meanwhile.
+        // A thread may have ended.
         let Ok(text) = fs::read_to_string(thread.path().join("status")) else {
             continue;
         };

@@ -19,13 +19,13 @@ use proxy_datapath::{Datapath, Maps, Options, Sizes};
 use serde_json::{Value, from_value, json};
 use testbed::kernel_tables;
 
-/// Lets one test at a time have maps: the tables of a process are found by its descriptors.
+/// Runs one test with maps at a time, because tests find maps through the process's descriptors.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns true for a change after which a backend may serve no longer.
+/// Returns true for a change after which a backend may stop serving.
 fn ends_flows<A: Addr>(change: &FamilyChange<A>) -> bool {
     matches!(
         change,
@@ -178,7 +178,7 @@ fn many_rows_are_written_at_once_and_one_that_cannot_be_stops_there() -> Result<
         made == ROOM && text.contains(full) && text.starts_with("put slot"),
         "{made}: {text}"
     );
-    // Existing rows are replaced, with or without room.
+    // A batch replaces existing rows, with or without room.
     let (made, result) = maps.apply_all(&slots(81)[..ROOM]);
     ensure!(made == ROOM && result.is_ok(), "{made}: {result:?}");
     let mut want = Tables::default();
@@ -187,7 +187,7 @@ fn many_rows_are_written_at_once_and_one_that_cannot_be_stops_there() -> Result<
         .for_each(|change| want.apply(change));
     ensure!(maps.read()? == want, "{}", maps.read()?);
 
-    // Services and frontends as well, and each kind in the midst of others.
+    // The same for Services and frontends, mixed with rows of other kinds.
     let service = |nth| Change::V4(FamilyChange::PutService(key(nth), Service::default()));
     let frontend = |nth| {
         let at = FrontendKey::node_port(Port::new(30_000 + nth), Proto::TCP);
@@ -206,7 +206,7 @@ fn many_rows_are_written_at_once_and_one_that_cannot_be_stops_there() -> Result<
     puts.iter().for_each(|change| want.apply(change));
     ensure!(maps.read()? == want);
 
-    // Rows that are gone already are as wanted, wherever they are.
+    // A deletion of absent rows succeeds, wherever they are in the batch.
     for nth in [0, 1_500, 1_501, 2_999] {
         maps.apply(&Change::V4(FamilyChange::DelSlot(slot(nth))))?;
     }
@@ -228,7 +228,7 @@ fn flows_look_again_after_endpoints_were_removed_at_once() -> Result<()> {
         "{full}"
     );
     let frontends = u32::try_from(full.v4.frontends.len() + full.v6.frontends.len())?;
-    // Once for the endpoints of each family; its few frontends may go one by one.
+    // One generation for the endpoints of each family; its few frontends may change one by one.
     for (now, want, generations) in [(&none, &full, 0..=0), (&full, &none, 3..=frontends + 2)] {
         let changes = diff(now, want);
         let (made, result) = maps.apply_all(&changes);
@@ -246,7 +246,7 @@ fn flows_look_again_after_endpoints_were_removed_at_once() -> Result<()> {
     Ok(())
 }
 
-/// A Service of both families with a row in every map, and `backends`.
+/// Returns the tables of a Service of both families with a row in every map, and `backends`.
 fn tables(algorithm: &str, ranges: &[&str], backends: u8) -> Result<Tables> {
     let service = json!({
         "metadata": { "namespace": "default", "name": "web", "annotations": { "kpx.dev/lb-algorithm": algorithm } },

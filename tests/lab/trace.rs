@@ -1,6 +1,6 @@
-//! `kpx trace`: what it says of packets, for a node of manifests and on a node that kpx serves.
+//! `kpx trace`: its output for a node of manifests and on a node that kpx serves.
 //!
-//! The same text is expected of both families: names stand for addresses.
+//! Names stand for addresses, so both families share an expected text.
 
 mod choice;
 mod cluster;
@@ -17,7 +17,7 @@ use proxy_common::flow::SOURCE_PORT_FIRST;
 use testbed::agent::binary;
 use testbed::lab::Family;
 
-/// The names of addresses in commands and in expected texts.
+/// The names of addresses in commands and expected texts.
 #[derive(Clone, Debug)]
 struct Names(Vec<(&'static str, IpAddr)>);
 
@@ -29,7 +29,7 @@ impl Names {
         Self(names)
     }
 
-    /// `web:80/udp` with the address of `web`; a name without port alike.
+    /// Returns `web:80/udp` with the address of `web`. The port is optional.
     fn resolve(&self, text: &str) -> Result<String> {
         let (name, port) = text
             .split_once(':')
@@ -43,8 +43,8 @@ impl Names {
         })
     }
 
-    /// The text with names for addresses, and `$port` for ports that kpx gives to flows, which are
-    /// random.
+    /// Returns the text with names instead of addresses, and with `$port` for the random source
+    /// ports of kpx.
     fn replace(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (name, addr) in &self.0 {
@@ -58,7 +58,8 @@ impl Names {
         for port in SOURCE_PORT_FIRST..=u16::MAX {
             text = text.replace(&format!(":{port}"), ":$port");
         }
-        // A masqueraded client's port is drawn from a range that has other ports too.
+        // kpx draws a masqueraded client's port from a range that contains fixed ports of the text
+        // too.
         text.split_inclusive('\n')
             .map(|line| {
                 if is_source(line) {
@@ -71,7 +72,7 @@ impl Names {
     }
 }
 
-/// Returns true for the line that names a flow's source, of the text or of the JSON.
+/// Returns true for the line of text or JSON with the flow's source.
 fn is_source(line: &str) -> bool {
     line.contains("masqueraded as ") || line.trim_start().starts_with("outcome.source.at")
 }

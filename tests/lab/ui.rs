@@ -1,4 +1,4 @@
-//! The web page in a browser, served by a kpx on a node of the lab.
+//! The web page in a browser, served by kpx on a node of the lab.
 
 mod browser;
 mod hostile;
@@ -12,13 +12,13 @@ use testbed::lab::{Family, Layout};
 use testbed::netns::NetNs;
 use testbed::served_lab::ServedLab;
 
-/// The origin of the page if the operator names no other address.
+/// The default origin of the page.
 const ORIGIN: &str = "http://127.0.0.1:10249";
 /// The port of the lab's servers.
 const TARGET: u16 = 8080;
 
-/// A lab with services that n1's kpx serves and shows: `web` in both zones, `local` on n1 alone,
-/// `empty` nowhere.
+/// A lab with Services that n1's kpx serves and shows: `web` in both zones, `local` on n1 alone,
+/// `empty` without endpoints.
 struct Fixture {
     base: ServedLab,
 }
@@ -44,7 +44,7 @@ impl Fixture {
         self.base.kpx(&["--ui"])
     }
 
-    /// Returns the namespace of the browsers.
+    /// Returns the browsers' namespace.
     fn ns(&self) -> &NetNs {
         &self.base.lab.n1.host.ns
     }
@@ -68,7 +68,7 @@ fn kpx_serves_its_page() -> Result<()> {
     agent.stop()
 }
 
-/// The Service that the page names `default/web`.
+/// The Service that the page shows as `default/web`.
 fn web() -> Service {
     Service::new("web", 11, &["p1a", "p1b", "p2a"], TARGET).node_port(30_080)
 }

@@ -18,7 +18,7 @@ use super::{CLIENTS, CUT, HEAL, Lab, PORT};
 /// firewalls do.
 const PROHIBIT: &str = "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 reject with icmpx admin-prohibited; }; }";
 
-/// One of the backends is on the clients' node, and one on the other.
+/// One backend is on the clients' node, and one on the other node.
 #[test]
 fn connections_leave_backends_that_are_unreachable() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
@@ -33,7 +33,7 @@ fn connections_leave_backends_that_are_unreachable() -> Result<()> {
     for refusing in ["p1b", "p2a"] {
         let refused = &base.lab.host(refusing).ns;
         refused.nft(PROHIBIT)?;
-        // Each SYN has an error. By default the kernel sends one a second.
+        // Each SYN gets an error, against the default limit of one a second.
         for limit in ["ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"] {
             refused.sysctl(limit, "0")?;
         }
@@ -52,9 +52,9 @@ fn connections_leave_backends_that_are_unreachable() -> Result<()> {
     agent.stop()
 }
 
-/// Other pods know the ends of a waiting connection, and send errors about its backend from their
-/// own addresses. Pods on a bridge or a macvlan share a device, and those of another node an
-/// uplink: there a pod could also spoof the backend's RST.
+/// Other pods have the addresses and ports of a waiting connection, and send errors about its
+/// backend from their own addresses. Pods on a bridge or a macvlan share a device, and pods of
+/// another node an uplink: there a pod could also spoof the backend's RST.
 #[test]
 fn no_pod_elsewhere_speaks_against_backend_by_errors() -> Result<()> {
     for layout in Layout::ALL {
@@ -64,7 +64,7 @@ fn no_pod_elsewhere_speaks_against_backend_by_errors() -> Result<()> {
         [&near, &far]
             .into_iter()
             .try_for_each(|service| base.put(service))?;
-        // Only the programs judge.
+        // Without rp_filter, only the programs validate sources.
         base.lab.set_rp_filter(0)?;
         let agent = base.kpx(&["--backend-health=on"])?;
         let lab = Lab {
@@ -85,7 +85,7 @@ fn no_pod_elsewhere_speaks_against_backend_by_errors() -> Result<()> {
     Ok(())
 }
 
-/// A machine outside forwards nothing on its uplink.
+/// A machine outside does not forward on its uplink.
 #[test]
 fn errors_count_on_device_that_does_not_forward() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p2a"], PORT)?;
@@ -110,8 +110,8 @@ fn errors_count_on_device_that_does_not_forward() -> Result<()> {
 }
 
 impl Lab<'_> {
-    /// Has a client's SYN wait, and hosts tell that its backend is unreachable. Each one's word
-    /// counts so often.
+    /// Leaves a client's SYN unanswered, and sends errors about its backend from hosts. Checks how
+    /// often each host's error counts.
     fn hears(
         &self,
         (client, service, backend): (&str, &Service, &str),

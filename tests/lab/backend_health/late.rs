@@ -1,4 +1,4 @@
-//! A backend that answers late. A thread stands in for it, because the kernel has no such delay.
+//! A backend that answers late. A thread plays it, because the kernel has no such delay.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,7 +19,7 @@ use testbed::stranger::{self, Stranger};
 
 use super::{CUT, HEAL, PORT};
 
-/// Answers all SYNs for a host's port after a delay. The host itself receives none of them.
+/// Answers all SYNs for a host's port after a delay, in place of the host.
 pub(super) struct Late<'a> {
     host: &'a Host,
     stop: Arc<AtomicBool>,

@@ -12,13 +12,13 @@ use testbed::served_lab::ServedLab;
 
 use super::{HEAL, Lab};
 
-/// The ports at which two pods serve: each is a backend.
+/// The ports of two pods: each port is a backend.
 const PORTS: std::ops::Range<u16> = 9_000..9_030;
 const CUT: &str =
     "table inet cut { chain c { type filter hook input priority 0; tcp dport 9000-9029 drop; }; }";
-/// The same on the way out of the client's node.
+/// The same on the client's node, for forwarded packets.
 const PAUSE: &str = "table inet cut { chain c { type filter hook forward priority 0; tcp dport 9000-9029 drop; }; }";
-/// Connections of each family that begin together, and how often.
+/// The number of simultaneous connections of each family, and of such batches.
 const TOGETHER: usize = 8;
 const TIMES: usize = 15;
 
@@ -45,8 +45,7 @@ fn backends_leave_together(layout: Layout) -> Result<()> {
     lab.dial_each(&web)?;
     let node = base.lab.host("p2a");
     node.ns.nft(CUT)?;
-    // Each of the node's backends would need three failures of its own: three for every two
-    // connections.
+    // Each backend alone would need three failures of its own: three for every two connections.
     const { assert!(TIMES * TOGETHER < 3 * 2 * (PORTS.end - PORTS.start) as usize) };
     let mut of_node: Vec<_> = Family::ALL
         .into_iter()
@@ -79,15 +78,14 @@ fn backends_leave_together(layout: Layout) -> Result<()> {
         if !lab.has_few_silent()? {
             return Ok(false);
         }
-        // A trial without an answer is over by then.
+        // An unanswered probation is over by then.
         idle(Duration::from_secs(1))?;
         lab.has_few_silent()
     })?;
     agent.stop()
 }
 
-/// All nodes fail at once, so the fault is this node's. It ends before clients send their second
-/// SYN.
+/// All nodes fail at once, so the fault is this node's. It ends before clients repeat their SYN.
 #[test]
 fn pause_of_own_network_silences_no_node() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?;
@@ -137,13 +135,12 @@ fn serve(base: &ServedLab) -> Result<Service> {
 }
 
 impl Lab<'_> {
-    /// Returns true if no node's backends are silent together. Single ones may have failures of
-    /// their own.
+    /// Returns true if no node is silent as a whole. Single backends may have their own failures.
     fn has_few_silent(&self) -> Result<bool> {
         Ok(self.agent.typed_status()?.silent_backends.len() < PORTS.len() / 2)
     }
 
-    /// Dials until each backend has answered, as good as surely.
+    /// Dials until each backend has almost certainly answered.
     fn dial_each(&self, web: &Service) -> Result<()> {
         (0..4).try_for_each(|_| {
             self.dial(web, PORTS.len() * 2, Duration::from_secs(3))
@@ -152,7 +149,7 @@ impl Lab<'_> {
     }
 }
 
-/// Returns a slice for each port. The pods are on two nodes. The second one is not the lab's.
+/// Returns a slice for each port. The pods are on two nodes; the second node is outside of the lab.
 fn slices(base: &ServedLab, family: Family) -> Vec<Object> {
     let endpoint = |host: &str, node: &str| json!({ "addresses": [base.lab.host(host).addrs.ip(family)], "conditions": { "ready": true }, "nodeName": node });
     let slice = |port: u16| {

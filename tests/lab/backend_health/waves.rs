@@ -1,5 +1,5 @@
-//! Backends that are late, that come and go, or are cut off with all others: they cost none but
-//! themselves anything.
+//! Backends that are late, that come and go, or are cut off with all other backends: only their own
+//! connections suffer.
 
 use std::net::TcpStream;
 use std::thread;
@@ -13,11 +13,11 @@ use testbed::served_lab::ServedLab;
 use super::late::Late;
 use super::{CLIENTS, CUT, HEAL, Lab, PORT, REFUSE};
 
-/// More than a connection takes, and less than a client waits with its second SYN.
+/// Longer than a connection takes, and shorter than a client's first retransmission timeout.
 const PROMPT: Duration = Duration::from_millis(700);
 
-/// The changes of one backend that operators are told of in the time of the test: two, and two more
-/// after a back-off of five seconds.
+/// The reported changes of one backend during the test: two, and two more after a back-off of five
+/// seconds.
 const TOLD: usize = 4;
 
 #[test]
@@ -36,7 +36,7 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
         agent: &agent,
     };
 
-    // Within the second of a client's timer: it serves, and is not told of.
+    // Late within the client's timer of one second: the backend serves, and goes unreported.
     let late = Late::start(base.lab.host("p2b"), Duration::from_millis(600))?;
     for _ in 0..2 {
         let times = lab.connect(&web, 24)?;
@@ -54,7 +54,7 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
     ensure!(silent.is_empty(), "{silent:?}");
     late.stop()?;
 
-    // Beyond it: clients leave it, the node sets it aside, and the others serve as ever.
+    // Later than that: clients leave the backend, the node ejects it, and the other backends serve.
     let late = Late::start(base.lab.host("p2b"), Duration::from_millis(1_400))?;
     wait_until(DEADLINE, "the late backend is ejected", || {
         let times = lab.connect(&web, 24)?;
@@ -75,8 +75,8 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
     );
     late.stop()?;
 
-    // The node is cut off from all others. Where that is more than half of a set, none is set
-    // aside.
+    // The node is cut off from all other nodes. Where these have more than half of a Service's
+    // backends, kpx ejects none.
     let n1 = &base.lab.n1.host.ns;
     n1.nft(
         "table inet cut { chain c { type filter hook forward priority 0; oifname \"eth0\" tcp dport 8080 drop; }; }",
@@ -101,7 +101,7 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
         n1.nft(HEAL)?;
         waits.join().expect("no dial panics")
     })?;
-    // Their SYNs come after 1, 3 and 7 s.
+    // The clients repeat their SYNs after 1, 3 and 7 s.
     ensure!(
         waits.iter().all(|time| *time < Duration::from_secs(4)),
         "with the next SYN: {waits:?}"
@@ -202,9 +202,8 @@ impl Lab<'_> {
         })
     }
 
-    /// Makes the backend of a Service come and go, as two pods can as fast as they like. The log
-    /// has few lines of it, as the Events have, and a Service with other backends serves all the
-    /// time.
+    /// Makes the backend of a Service come and go as fast as possible. The log has few lines about
+    /// it, like the Events, and a Service with other backends serves all the time.
     fn is_told_rarely(&self, service: &Service, calm: &Service) -> Result<()> {
         let others_serve = || -> Result<()> {
             let times = self

@@ -19,7 +19,7 @@ use testbed::served_lab::ServedLab;
 pub(crate) const PORT: u16 = 8080;
 pub(crate) const NODE_PORT: u16 = 30_080;
 
-/// From an event, or from the next look of a kpx that looks once a second, until all is well.
+/// The limit from an event, or from kpx's next sync (once a second), until the state is restored.
 pub(crate) const PROMPT: Duration = DEADLINE;
 /// The timeout of one of several tries.
 pub(crate) const TRY: Duration = Duration::from_millis(300);
@@ -103,8 +103,8 @@ impl Fixture {
             .all(|client| Family::ALL.iter().all(|family| serves(client, *family)))
     }
 
-    /// Until nothing is on its way any more: what passes a device while it has no program may cost
-    /// its connection.
+    /// Waits until all data is acknowledged: a packet that passes a device without programs may
+    /// break its connection.
     pub(crate) fn settles(&self) -> Result<()> {
         wait_until(PROMPT, "all is acknowledged", || {
             let sockets = |host: &Host| host.ns.exec(Command::new("ss").args(["-H", "-t", "-i"]));
@@ -114,7 +114,7 @@ impl Fixture {
         })
     }
 
-    /// Opens the map of a node's devices.
+    /// Opens the map of the node's devices.
     pub(crate) fn devices(&self) -> Result<HashMap<MapData, u32, Device>> {
         let pin = self
             .node()
@@ -129,7 +129,7 @@ pub(crate) fn ifindex(ns: &NetNs, device: &str) -> Result<u32> {
         .with_context(|| format!("no device {device}"))
 }
 
-/// Names of the TCX programs of a device, in the order in which packets meet them.
+/// Returns the names of a device's TCX programs, in the order of execution.
 pub(crate) fn tcx(ns: &NetNs, device: &str, direction: TcAttachType) -> Result<Vec<String>> {
     let (_, programs) = ns.run(|| SchedClassifier::query_tcx(device, direction))?;
     Ok(programs

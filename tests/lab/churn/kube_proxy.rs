@@ -27,7 +27,7 @@ impl Mode {
         Self::Iptables("legacy"),
     ];
 
-    /// Makes the rules of both families on n1.
+    /// Writes the rules of both families on n1.
     pub(crate) fn install(self, fixture: &Fixture) -> Result<()> {
         for family in Family::ALL {
             match self {

@@ -12,11 +12,11 @@ use nix::unistd::Pid;
 const LINK_GET_FD_BY_ID: i32 = 30;
 const LINK_DETACH: i32 = 34;
 
-/// Detaches the TCX links that a process holds on a device, from hooks whose name ends so.
+/// Detaches the TCX links that a process holds on a device, from hooks with this suffix.
 pub(crate) fn detach_all(pid: Pid, ifindex: u32, hook: &str) -> Result<()> {
     let mut detached = 0;
     for file in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
-        // It may have been closed since.
+        // The process may have closed the descriptor.
         let Ok(text) = fs::read_to_string(file?.path()) else {
             continue;
         };
@@ -42,7 +42,7 @@ pub(crate) fn detach_all(pid: Pid, ifindex: u32, hook: &str) -> Result<()> {
 
 fn detach(id: u32) -> Result<()> {
     let fd = match bpf(LINK_GET_FD_BY_ID, id) {
-        // Its owner was faster, as it had missed another one.
+        // The owner has closed the link first, after it noticed the loss of another link.
         Err(Errno::ENOENT) => return Ok(()),
         fd => fd.with_context(|| format!("open link {id}"))?,
     };
@@ -53,12 +53,12 @@ fn detach(id: u32) -> Result<()> {
     Ok(())
 }
 
-/// Both commands take a number, at the beginning of `union bpf_attr`.
+/// Both commands read one number at the start of `union bpf_attr`.
 fn bpf(command: i32, number: u32) -> Result<i32, Errno> {
     let attr = [number, 0, 0, 0];
     // SAFETY: the kernel reads `attr`, which lives that long, and no further than its size.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_ptr(), size_of_val(&attr)) };
-    // A file descriptor, or 0.
+    // The result is a file descriptor or 0.
     Errno::result(result).map(|fd| fd as i32)
 }

@@ -25,7 +25,7 @@ use Proxy::{Kpx, KubeProxy};
 #[test]
 fn connections_of_kube_proxy_go_on_and_new_ones_go_through_kpx() -> Result<()> {
     for mode in Mode::ALL {
-        // Without the CNI's rules nothing but kube-proxy's wants NAT.
+        // Without the CNI's rules, only kube-proxy's rules need NAT.
         for cni in [true, false] {
             let fixture = Fixture::new()?;
             if !cni {
@@ -143,7 +143,7 @@ fn backward(fixture: &Fixture, mode: Mode) -> Result<()> {
     served_by(fixture, &CLIENTS, KubeProxy).context("kube-proxy alone")
 }
 
-/// The next proxy leads a client to a backend by a port that kpx has led there before.
+/// The next proxy connects a client to a backend from a source port that kpx has used for them.
 #[test]
 fn ports_of_ended_connections_are_free_for_the_next_proxy() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -152,7 +152,7 @@ fn ports_of_ended_connections_are_free_for_the_next_proxy() -> Result<()> {
     let kpx = fixture.kpx("tcx")?;
     let kept = Kept::open(&fixture, Kpx)?;
     let client = &fixture.lab.host("p1a").ns;
-    // One connection ends by FINs, the other by a RST.
+    // One connection ends by FINs, the other by an RST.
     let ports = [40_001, 40_002];
     for family in Family::ALL {
         let dial = |port| Dial::new(Protocol::Tcp, one.frontend(family)).source_port(port);
@@ -203,7 +203,7 @@ fn a_drain_ends_with_its_time_and_with_the_next_kpx() -> Result<()> {
         format!("{refused:#}").contains("another kpx is running"),
         "{refused:#}"
     );
-    // An operator who changes their mind ends it, and starts kpx again.
+    // An operator changes their mind: ends the drain, and starts kpx again.
     drain.child.kill()?;
     drain.child.wait()?;
     let kpx = fixture.kpx("clsact")?;
@@ -253,7 +253,7 @@ impl Kept {
     }
 }
 
-/// New connections, by both families.
+/// Checks new connections, by both families.
 fn served_by(fixture: &Fixture, clients: &[&str], by: Proxy) -> Result<()> {
     for client in clients {
         for family in Family::ALL {
@@ -327,7 +327,7 @@ impl Drain {
 
 impl Drop for Drain {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ended = self.child.kill().and_then(|()| self.child.wait().map(drop));
     }
 }

@@ -1,4 +1,4 @@
-//! Devices that change their names, also with one another, or go, at any moment.
+//! Devices that change names, swap names or go at any moment.
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::wait_until;
@@ -13,7 +13,7 @@ fn device_names_may_move_between_devices() -> Result<()> {
     let fixture = Fixture::new()?;
     let kpx = fixture.kpx("tcx")?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
-    // Two pods' devices swap their names.
+    // The devices of two pods swap their names.
     for _ in 0..5 {
         fixture
             .node()
@@ -27,8 +27,8 @@ fn device_names_may_move_between_devices() -> Result<()> {
         .all_served(&["p1a", "p1c", "n1"])
         .context("all are served under their own names again")?;
 
-    // CNI plugins make a device under one name and rename it at once, while the next one takes the
-    // first name.
+    // CNI plugins create a device and rename it at once, while the next plugin takes the first
+    // name.
     let pods = NetNs::create(format!("{}-names", fixture.node().name()))?;
     let lines: Vec<String> = (0..40)
         .map(|n| {
@@ -63,7 +63,7 @@ fn devices_that_are_gone_again_are_no_problem() -> Result<()> {
         .map(|n| format!("link add gone{n} type veth peer name peer{n}\nlink set gone{n} up\nlink del gone{n}"))
         .collect();
     fixture.node().ip(&lines.join("\n"))?;
-    // Events come in their order.
+    // Events arrive in order, so this device's event is the last.
     fixture
         .node()
         .ip("link add last type veth peer name peer\nlink set last up")?;

@@ -33,7 +33,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
     let node = fixture.node();
     let kpx = fixture.kpx("tcx")?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
-    // One program hangs on a hook once.
+    // A program can be attached to a hook only once.
     let mut others = [other()?, other()?];
     for (other, order) in others.iter_mut().zip([LinkOrder::first, LinkOrder::last]) {
         let passes: &mut SchedClassifier = other
@@ -72,7 +72,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
     kpx.stop()
 }
 
-/// The name of [`other`].
+/// The name of the program in [`other`].
 pub(crate) const OTHER: &str = "pass_all";
 
 /// Loads a foreign program that passes every packet to the next one.
@@ -106,7 +106,7 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
         .into_iter()
         .flat_map(|hook| [("1", hook), ("60000", hook)])
     {
-        // TC_ACT_UNSPEC: on to the next.
+        // TC_ACT_UNSPEC: continue with the next filter.
         add_filter(node, &format!("p1a {hook} prio {prio}"), &["da"])?;
     }
     fixture
@@ -150,13 +150,13 @@ const CLASSES: [&[&str]; 6] = [
     &["flowid", "1:e001"],
 ];
 
-/// The kernel overwrites the mark that kpx leaves on masqueraded packets by the class.
+/// The class overwrites the mark that kpx leaves on masqueraded packets.
 #[test]
 fn foreign_filter_class_keeps_service_traffic() -> Result<()> {
     let fixture = Fixture::new()?;
     let node = fixture.node();
     fixture.put(&fixture.web.backed_by(&["p2a"]))?;
-    // Connection tracking joins fragments, and the host cuts the packet again.
+    // Conntrack reassembles fragments, and the host fragments the packet again.
     node.nft(
         "table inet tracks { chain forward { type filter hook forward priority 0; ct state invalid counter; }; }",
     )?;
@@ -169,7 +169,7 @@ fn foreign_filter_class_keeps_service_traffic() -> Result<()> {
             tc(node, "qdisc add dev eth0 clsact")?;
         }
         for class in CLASSES {
-            // TC_ACT_OK: no filter behind it has its turn.
+            // TC_ACT_OK: no later filter runs.
             add_filter(node, "eth0 ingress prio 60000", class)?;
             wait_until(PROMPT, "kpx knows of the filter", || {
                 is_filtered(&fixture, "eth0")
@@ -191,7 +191,7 @@ fn foreign_filter_class_keeps_service_traffic() -> Result<()> {
     Ok(())
 }
 
-/// Returns true if the programs know that another's filter may meet what comes in by a device.
+/// Returns true if the programs expect a foreign filter behind them on a device's ingress.
 fn is_filtered(fixture: &Fixture, device: &str) -> Result<bool> {
     let row = fixture
         .devices()?
@@ -199,7 +199,7 @@ fn is_filtered(fixture: &Fixture, device: &str) -> Result<bool> {
     Ok(row.flags() & Device::FILTERED != 0)
 }
 
-/// Sends a masqueraded client's datagram in fragments, by both families, and hears it back in
+/// Sends a masqueraded client's datagram in fragments, by both families, and receives the echo in
 /// fragments.
 fn serves_fragments(fixture: &Fixture) -> Result<()> {
     const LONG: usize = 4_000;
@@ -215,7 +215,7 @@ fn serves_fragments(fixture: &Fixture) -> Result<()> {
     })
 }
 
-/// Adds a filter of another program for all packets, at a device, a hook and a priority.
+/// Adds a foreign filter for all packets at a device, a hook and a priority.
 fn add_filter(node: &NetNs, place: &str, result: &[&str]) -> Result<()> {
     let mut command = Command::new("tc");
     command

@@ -1,4 +1,4 @@
-//! A thousand pods come and go, a namespace at a time.
+//! A thousand pods come and go, one namespace at a time.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::churn::fixture::{Fixture, PROMPT, is_hooked};
 const ROUNDS: usize = 4;
 const PODS: usize = 250;
 
-/// For all programs of one round, on a machine that has other things to do.
+/// The timeout for all programs of one round on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 #[test]
@@ -58,7 +58,7 @@ fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
                 .exchange(b"while pods come")
                 .context("while pods come")?;
         }
-        drop(ns); // And with the namespace all that is in it.
+        drop(ns); // All devices go with their namespace.
         wait_until(DEADLINE, "all pods are forgotten", || Ok(pods()? == 3))?;
         for connection in &mut kept {
             connection
@@ -73,8 +73,7 @@ fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
     kpx.stop()
 }
 
-/// Pods that fail at once: their devices get other names and go while programs are attached to
-/// them.
+/// Pods that fail at once: their devices are renamed and removed while kpx attaches programs.
 #[test]
 fn namespaces_may_go_while_programs_are_attached() -> Result<()> {
     for attach in ["tcx", "clsact"] {
@@ -119,7 +118,7 @@ fn namespaces_may_go_while_programs_are_attached() -> Result<()> {
     Ok(())
 }
 
-/// Links, and pins of them.
+/// Returns the numbers of links and of link pins.
 fn held(pid: Pid, fixture: &Fixture) -> Result<(usize, usize)> {
     let mut links = 0;
     for file in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {

@@ -1,5 +1,5 @@
-//! Chains of others that drop what no rule accepts: kube-proxy's mode iptables has a rule there,
-//! and kpx says what is missing.
+//! Foreign chains that drop packets by default: kube-proxy's mode iptables adds an accepting rule
+//! there, and kpx reports its absence.
 
 use std::process::Command;
 

@@ -14,7 +14,7 @@ use testbed::lab::Family;
 use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, repairs, tc, tcx};
 use crate::churn::links;
 
-/// A range that lets the kernel give some of the source ports that kpx draws to sockets.
+/// A range by which the kernel gives sockets some of the source ports that kpx draws.
 const PORT_RANGE: &str = "32768 61500";
 const RESERVED: &str = "61000-61500";
 
@@ -50,8 +50,7 @@ fn programs_routes_anchor_and_parameters_are_restored() -> Result<()> {
     Ok(())
 }
 
-/// The qdisc of another program, in whose place clsact would be. Its one hook took the filter of
-/// either of ours.
+/// A foreign qdisc in the place of clsact. Its single hook accepts either of kpx's filters.
 #[test]
 fn older_qdisc_in_the_place_of_clsact_is_a_problem_and_half_serves_no_device() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -84,7 +83,7 @@ fn older_qdisc_in_the_place_of_clsact_is_a_problem_and_half_serves_no_device() -
                 && kpx.problem("device eth0")?.is_none())
         })?;
         tc(node, "qdisc del dev eth0 clsact")?;
-        // The agent may have been quicker.
+        // The agent may add clsact first.
         while tc(node, "qdisc add dev eth0 ingress").is_err() {
             tc(node, "qdisc del dev eth0 clsact")?;
         }
@@ -107,7 +106,7 @@ fn repair_that_another_program_undoes_each_time_is_a_problem() -> Result<()> {
     let has = |what: &str| Ok(kpx.problem(what)?.is_some());
     let programs = "repairs of the programs of p1a";
     wait_until(PROMPT, "the programs are a problem", || {
-        // Fails while they are gone.
+        // Fails while the programs are gone.
         let _removed = tc(node, "filter del dev p1a egress");
         has(programs)
     })?;
@@ -132,7 +131,8 @@ fn repair_that_another_program_undoes_each_time_is_a_problem() -> Result<()> {
     kpx.stop()
 }
 
-/// One hook of a device, then both; and what keeps links when the agent is gone.
+/// Detaches one hook of a device, then both hooks. Then removes a link's pin, which keeps the link
+/// without an agent.
 fn unhook(fixture: &Fixture, kpx: &Agent<'_>, attach: &str) -> Result<()> {
     let node = fixture.node();
     for device in ["p1a", "eth0"] {
@@ -208,7 +208,7 @@ fn ways(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
     })
 }
 
-/// Changes parameters as systemd-sysctl does, with files of the distribution.
+/// Changes kernel parameters like systemd-sysctl, with files of a distribution.
 fn parameters(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
     let read = |key: &str| {
         anyhow::Ok(
@@ -241,8 +241,7 @@ fn parameters(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
     })
 }
 
-/// The value comes back once for each repair, and is changed again at once: so kpx finds it changed
-/// as often as it looks at all.
+/// The test changes the value again right after each repair, so that every sync finds it changed.
 #[test]
 fn every_repair_of_a_parameter_is_counted() -> Result<()> {
     const REPAIRS: u32 = 6;
@@ -264,7 +263,7 @@ fn every_repair_of_a_parameter_is_counted() -> Result<()> {
         Ok(())
     })?;
     ensure!(repaired == REPAIRS, "{repaired} repairs");
-    // And the last change.
+    // The count includes the last change.
     wait_until(PROMPT, "kpx counts them", || {
         Ok(repairs(&kpx, "sysctl")? == before + f64::from(REPAIRS + 1))
     })?;

@@ -8,10 +8,10 @@ use testbed::echo::{Dial, Protocol};
 
 use crate::churn::fixture::{Fixture, NODE_PORT, PROMPT, TRY, is_hooked};
 
-/// On the segment beside the fabric.
+/// An address on the segment beside the fabric.
 const ON_TOP: &str = "172.19.0.77";
 
-/// Bonds and VLANs are the same to kpx: devices that hand on what their parents received.
+/// Bonds and VLANs are equal to kpx: they pass on the packets that their lower devices received.
 #[test]
 fn a_macvlan_on_a_device_with_programs_serves_too() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -26,7 +26,7 @@ fn a_macvlan_on_a_device_with_programs_serves_too() -> Result<()> {
         })?;
         let to: IpAddr = ON_TOP.parse()?;
         let dial = Dial::new(Protocol::Tcp, SocketAddr::new(to, NODE_PORT));
-        // The kernel tells of a device and of its address apart.
+        // The kernel announces a device and its address separately.
         let is_served = || {
             Ok(dial
                 .deadline(TRY)

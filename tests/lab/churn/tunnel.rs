@@ -42,7 +42,7 @@ fn a_peer_behind_a_tunnel_is_served_as_strangers_are() -> Result<()> {
             for protocol in Protocol::ALL {
                 let what = format!("{protocol} {family} by {attach}");
                 let dial = |port| Dial::new(protocol, SocketAddr::new(node, port));
-                // The far backend is behind the same tunnel, so the node takes the client's place.
+                // The far backend is behind the same tunnel, so the node masquerades the client.
                 for (port, backend, seen_as) in [(NEAR, "p1b", peer), (FAR, "p2a", node)] {
                     for dial in [dial(port), dial(port).fragments()] {
                         let answer = dial.exchange(&fixture.lab.n2.host.ns, &pattern(5_000));
@@ -82,7 +82,7 @@ fn a_peer_behind_a_tunnel_is_served_as_strangers_are() -> Result<()> {
 #[test]
 fn a_peer_behind_a_tunnel_cannot_speak_for_a_pod() -> Result<()> {
     let fixture = Fixture::on(Layout::Tunnel(TunnelKind::Tun))?;
-    // The kernel's own check of sources is off.
+    // The kernel's own source validation is off.
     fixture.lab.set_rp_filter(0)?;
     let kpx = fixture.kpx("tcx")?;
     let peer = &fixture.lab.n2.host.ns;
@@ -115,7 +115,7 @@ fn a_peer_behind_a_tunnel_cannot_speak_for_a_pod() -> Result<()> {
         wait_until(PROMPT, "the packet counts as spoofed", || {
             Ok(spoofed()? > before)
         })?;
-        // The peer's flow in its own name shows that this one would be listed.
+        // The peer's own flow shows that the spoofed flow would be listed.
         dial(own).with_context(|| format!("in its own name, {family}"))?;
         let flows = kpx_in(
             fixture.node(),
@@ -164,7 +164,7 @@ fn connections_through_a_tunnel_survive_restarts() -> Result<()> {
             is_hooked_headerless(fixture.node(), attach, DEVICE)?,
             "{attach}: the tunnel lost a program"
         );
-        // Put back as on any device.
+        // kpx restores the programs, as on any device.
         if attach == "tcx" {
             detach_all(kpx.pid(), ifindex(fixture.node(), DEVICE)?, "ingress")?;
             ensure!(

@@ -19,14 +19,14 @@ const BANNED: &str = "p1a";
 const OTHER: &str = "p1c";
 /// The timeout of one exchange.
 const SOON: Duration = Duration::from_millis(300);
-/// The time in which the other pod's connections are used beside a ban: longer than netfilter's
-/// rules would need to meet all of their packets.
+/// The time for which the other pod's connections are used during a ban. It exceeds the time until
+/// netfilter's rules would see all of their packets.
 const BESIDE: Duration = Duration::from_secs(2);
 
-/// The ways in which an operator bans a pod.
+/// The forms of a ban.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ban {
-    /// Before any rule that accepts established connections. Behind it, rules drop everything that
+    /// Before any rule that accepts established connections. Later rules drop all packets that
     /// conntrack has not seen from the start.
     Forward,
     /// Before conntrack.
@@ -37,7 +37,7 @@ enum Ban {
 impl Ban {
     const ALL: [Self; 3] = [Self::Forward, Self::Raw, Self::Legacy];
 
-    /// Returns the time until the ban works. The kernel announces no change of legacy tables.
+    /// Returns the time until the ban applies. The kernel announces no change of legacy tables.
     fn deadline(self) -> Duration {
         Duration::from_secs(if self == Self::Legacy { 2 } else { 1 })
     }
@@ -86,7 +86,7 @@ fn legacy(node: &NetNs, verb: &str, pod: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Opens a connection of a pod to the Service of this number.
+/// Opens a connection of a pod to the Service with this number.
 fn dial(fixture: &Fixture, client: &str, service: u8, family: Family) -> Result<Connection> {
     let to = Service::new("", service, &[], fixture.port()).frontend(family);
     said(
@@ -96,7 +96,7 @@ fn dial(fixture: &Fixture, client: &str, service: u8, family: Family) -> Result<
     )
 }
 
-/// Uses all connections until none goes on. Returns when the last exchange began that got no
+/// Uses all connections until each has failed. Returns the start of the last exchange without an
 /// answer.
 fn until_met(connections: &mut [Connection]) -> Result<Instant> {
     let last = |one: &mut Connection| -> Result<Instant> {
@@ -122,7 +122,7 @@ fn until_met(connections: &mut [Connection]) -> Result<Instant> {
     })
 }
 
-/// Bans the pod in each way while both pods have connections to the Service, and watches them.
+/// Applies each ban while both pods have connections to the Service, and watches the connections.
 fn bans_end_connections_of_their_pod_alone(
     fixture: &Fixture,
     agent: &Agent,
@@ -135,7 +135,7 @@ fn bans_end_connections_of_their_pod_alone(
         let mut others = Vec::new();
         for family in Family::ALL {
             for (client, connections) in [(BANNED, &mut banned), (OTHER, &mut others)] {
-                // The stack asks for link addresses that the node does not know yet.
+                // The stack resolves link addresses that the node does not have yet.
                 wait_until(
                     DEADLINE,
                     "a connection skips the stack from its opening on",
@@ -215,7 +215,7 @@ fn ban_of_a_pod_ends_its_bypass_connections_to_other_nodes_alone() -> Result<()>
     agent.stop()
 }
 
-/// A rule that comes while no agent runs counts once the next one has its lists.
+/// A rule that arrives without an agent counts once the next agent has its lists.
 #[test]
 fn ban_that_came_without_an_agent_ends_connections_once_one_runs() -> Result<()> {
     let fixture = Fixture::new()?;

@@ -1,4 +1,4 @@
-//! Rules, filters, programs and policies for packets between pods come and go.
+//! Rules, filters, programs and policies for packets between pods appear and disappear.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,8 +18,7 @@ use crate::churn::neighbours::{OTHER, other};
 use crate::forbid;
 use crate::tables::alone;
 
-/// A connection that was opened past the stack, and datagrams, which are not sent again if one is
-/// lost.
+/// A bypass connection, and datagrams, which no client repeats after a loss.
 #[test]
 fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
     const ROUNDS: usize = 5;
@@ -49,7 +48,7 @@ fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
                 Family::ALL.into_iter().try_for_each(open)
             })
         });
-        // A connection that only waits for the rules to go does not.
+        // A connection that merely waits for the rules to go does not count.
         let goes_on = || {
             let before = [&exchanged, &opened].map(|count| count.load(Ordering::Relaxed));
             wait_until(DEADLINE, "connections go on and are opened", || {
@@ -63,7 +62,7 @@ fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
         };
         let come_and_go = || {
             for _ in 0..ROUNDS {
-                // Conntrack has not seen the kept connections from their start, and must meet none
+                // Conntrack has not seen the kept connections from their start, so it must see none
                 // of their packets.
                 forbid(
                     node,
@@ -94,7 +93,7 @@ fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
     agent.stop()
 }
 
-/// Does it until it is told to stop, and counts how often.
+/// Repeats an action until `done`, and counts the repetitions.
 fn repeat(done: &AtomicBool, times: &AtomicU64, mut act: impl FnMut() -> Result<()>) -> Result<()> {
     while !done.load(Ordering::Relaxed) {
         act().with_context(|| format!("after {} times", times.load(Ordering::Relaxed)))?;
@@ -113,12 +112,12 @@ fn filters_of_other_programs_meet_bypass_connections() -> Result<()> {
             .map(drop)
     };
     for (device, hook) in [("p1a", "egress"), ("p1b", "egress"), ("p1b", "ingress")] {
-        // Where kpx attaches by TCX, the device has no such qdisc.
+        // Where kpx attaches by TCX, the device lacks this qdisc.
         let _there = tc(format!("qdisc add dev {device} clsact"), &[]);
-        // The byte of the header that names the transport.
+        // The offset of the header byte with the transport protocol.
         for (family, at) in [(Family::V4, 23), (Family::V6, 20)] {
             until_bypass(&fixture, &agent, family)?;
-            // Drops TCP, in the words of classic BPF.
+            // A classic BPF program that drops TCP.
             let program = format!("4,48 0 0 {at},21 0 1 6,6 0 0 2,6 0 0 4294967295");
             tc(
                 format!("filter add dev {device} {hook} prio 5"),
@@ -135,7 +134,7 @@ fn filters_of_other_programs_meet_bypass_connections() -> Result<()> {
     agent.stop()
 }
 
-/// A foreign program on the device besides kpx's, which passes every packet to the next program.
+/// A foreign program on the device, which passes every packet to the next program.
 #[test]
 fn programs_of_others_meet_bypass_connections() -> Result<()> {
     let _alone = alone();

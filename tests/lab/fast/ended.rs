@@ -26,7 +26,7 @@ fn dial(fixture: &Fixture, client: &str, protocol: Protocol, family: Family) -> 
     )
 }
 
-/// Runs `kpx flows` with these flags, and returns what it prints.
+/// Runs `kpx flows` with these flags. Returns its output.
 fn flows(agent: &Agent, flags: &str) -> Result<String> {
     let output = agent::kpx(
         agent.ns(),
@@ -59,7 +59,7 @@ fn sent(agent: &Agent) -> Result<u64> {
         .context("no count of packets")
 }
 
-/// Ends one of two pods' connections. It stays ended, and its client dials again.
+/// Ends the connection of one of two pods. It stays ended, and its client dials again.
 fn one_of_two_is_ended(
     fixture: &Fixture,
     agent: &Agent,
@@ -114,7 +114,7 @@ pub(super) fn operator_ends_one_of_two_bypass_connections(
         until_bypass(fixture, agent, family)?;
     }
     one_of_two_is_ended(fixture, agent, |open| {
-        // Their link addresses are known by now.
+        // The exchanges make the link addresses known.
         open.iter_mut().try_for_each(|one| exchange(one, 5, 1_000))
     })
 }
@@ -135,7 +135,7 @@ fn operator_ends_one_of_two_connections_that_conntrack_tolerates() -> Result<()>
     agent.stop()
 }
 
-/// Also those of the host and of clients outside, and all of a Service.
+/// The connections are those of a pod, of the host and of outside clients, and all of a Service.
 #[test]
 fn operator_ends_connections_on_the_stack() -> Result<()> {
     let fixture = Fixture::new()?;

@@ -16,20 +16,21 @@ const PORT: u16 = 8080;
 const NODE_PORTS: [u16; 3] = [30_081, 30_082, 30_083];
 /// The time after which an unanswered connection counts as blocked.
 const UNANSWERED: Duration = Duration::from_secs(1);
-/// The table with which the tests count.
+/// The table of the tests' counters.
 const TABLE: &str = "fast";
 
 /// The ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// Pod to a pod beside it; to one on the other node; to itself.
+    /// A pod to a pod of the same node, to a pod of the other node, and to itself.
     Local,
     Remote,
     Hairpin,
-    /// A client outside, by the node's port, to a pod there; to one on the other node.
+    /// An outside client through the node port to a pod of this node, and to a pod of the other
+    /// node.
     NodePortLocal,
     NodePortRemote,
-    /// Pod to a server outside, which sees the node: a rule of the CNI's makes it so.
+    /// A pod to a server outside. A rule of the CNI masquerades the pod as the node.
     Masqueraded,
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct Fixture {
 
 is_its_lab!(Fixture);
 
-/// Packets so far.
+/// The numbers of packets so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Passed {
     pub fast: u64,
@@ -89,7 +90,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// Gives Services other backends.
+    /// Gives the Services other backends.
     pub(crate) fn move_services(&self) -> Result<()> {
         self.put_services(&[["p1c"], ["p2b"], ["ext"]])?;
         self.put_services(&[["p1b"], ["p2a"], ["ext"]])
@@ -108,8 +109,8 @@ impl Fixture {
         self.dial_within(Duration::from_secs(5), path, protocol, family)
     }
 
-    /// Returns whether a new connection to a pod of the same node fails: something drops its
-    /// packets.
+    /// Returns true if a new connection to a pod of the same node fails, because its packets are
+    /// dropped.
     pub(crate) fn is_blocked(&self, family: Family) -> bool {
         self.dial_within(UNANSWERED, Path::Local, Protocol::Tcp, family)
             .is_err()
@@ -145,7 +146,7 @@ impl Fixture {
         PORT
     }
 
-    /// Counts from now on what the stack forwards.
+    /// Starts to count the packets that the stack forwards.
     pub(crate) fn watch(&self) -> Result<()> {
         self.lab.n1.host.ns.nft(&format!(
             "table inet {TABLE} {{
@@ -158,8 +159,8 @@ impl Fixture {
         ))
     }
 
-    /// Has the node drop what it forwards to a pod, in table `inet far`. `what` narrows that down
-    /// in words of nft.
+    /// Makes the node drop forwarded packets to a pod, in table `inet far`. `what` is a further nft
+    /// match.
     pub(crate) fn drop_towards(&self, pod: &str, what: &str) -> Result<()> {
         let pod = self.lab.host(pod).addrs;
         self.lab.n1.host.ns.nft(&format!(
@@ -174,7 +175,7 @@ impl Fixture {
         ))
     }
 
-    /// Takes [`Self::watch`].
+    /// Returns the counts since [`Self::watch`].
     pub(crate) fn passed(&self, agent: &Agent) -> Result<Passed> {
         Ok(Passed {
             fast: self.fast(agent)?,
@@ -192,8 +193,8 @@ impl Fixture {
         Ok(of("fast_local")? + of("fast_remote")?)
     }
 
-    /// Returns the number of packets to services and back that the stack has seen. A packet that
-    /// skips it counts as fast, and as forwarded or returned as well.
+    /// Returns the number of packets to Services and back that the stack has seen. A packet that
+    /// skips the stack counts as fast, and as forwarded or returned too.
     pub(crate) fn stack_saw(&self, agent: &Agent) -> Result<u64> {
         let status = agent.status()?;
         let of = |name: &str| {
@@ -204,7 +205,7 @@ impl Fixture {
         Ok(of("forwarded")? + of("returned")? - of("fast_local")?)
     }
 
-    /// Returns the number of the servers' TCP connections that the node's conntrack has in a state.
+    /// Returns the number of the servers' TCP connections in a state of the node's conntrack.
     pub(crate) fn tracked(&self, state: &str) -> Result<usize> {
         let entries = self
             .lab
@@ -218,8 +219,8 @@ impl Fixture {
             .count())
     }
 
-    /// Counts from now on what pods receive, by the hops that it has behind it, and what they are
-    /// told about their own.
+    /// Starts to count the packets that pods receive, by the hops behind them, and the ICMP errors
+    /// that pods receive.
     pub(crate) fn count_hops(&self) -> Result<()> {
         self.lab.host("p1b").ns.nft(&format!(
             "table inet {TABLE} {{
@@ -258,7 +259,7 @@ impl Fixture {
         counter(self.lab.host("p1a"), TABLE, "long")
     }
 
-    /// Makes the way to the backend take packets of so many bytes.
+    /// Sets the MTU of the path to the backend.
     pub(crate) fn narrow(&self, family: Family, mtu: u32) -> Result<()> {
         let pod = self.lab.host("p1b");
         let bits = if family == Family::V4 { 32 } else { 128 };
@@ -268,7 +269,7 @@ impl Fixture {
         ))
     }
 
-    /// Sends datagrams of an open flow with no hop to go, until the client is told so.
+    /// Sends datagrams of an open flow with an expired TTL, until the client gets the ICMP error.
     pub(crate) fn expire(&self, family: Family) -> Result<()> {
         let client = self.lab.host("p1a");
         let from = SocketAddr::new(client.addrs.ip(family), 0);
@@ -285,8 +286,7 @@ impl Fixture {
             Family::V4 => socket.set_ttl_v4(1)?,
             Family::V6 => socket.set_unicast_hops_v6(1)?,
         }
-        // The node may have told the client something else just now: such messages are limited to
-        // one a second.
+        // The node limits such messages to one a second, and may have sent one just now.
         let before = counter(client, TABLE, "expired")?;
         wait_until(
             Duration::from_secs(5),
@@ -299,7 +299,7 @@ impl Fixture {
     }
 }
 
-/// Returns the packets of a counter in a table of family `inet`.
+/// Returns the packet count of a counter in a table of family `inet`.
 pub(crate) fn counter(host: &Host, table: &str, name: &str) -> Result<u64> {
     let text = host
         .ns

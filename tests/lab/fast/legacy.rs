@@ -11,7 +11,7 @@ use testbed::lab::Family;
 use super::fixture::{Fixture, Path};
 use super::{exchange, says, until_bypass};
 
-/// The tools, and the lists of tables that a thread sees.
+/// The tools, and the files that list the tables of a thread's namespace.
 const TOOLS: [(&str, &str); 2] = [
     ("iptables-legacy", "/proc/thread-self/net/ip_tables_names"),
     ("ip6tables-legacy", "/proc/thread-self/net/ip6_tables_names"),
@@ -32,7 +32,7 @@ fn only_legacy_rules_and_policies_prevent_bypass() -> Result<()> {
             "{}",
             node.read(list)?
         );
-        // A chain for the host alone, as the kubelet has one, and one that nothing calls.
+        // A chain for the host alone, and an unused chain, like the kubelet's.
         run("-A INPUT -j ACCEPT")?;
         run("-t mangle -N KUBE-KUBELET-CANARY")?;
         let cases = [
@@ -75,7 +75,7 @@ fn only_legacy_rules_and_policies_prevent_bypass() -> Result<()> {
     agent.stop()
 }
 
-/// The kernel creates a table at the first request, and keeps it until the next boot.
+/// The kernel creates a table at its first request, and keeps it until the next boot.
 #[test]
 fn kpx_makes_no_tables_of_legacy_iptables() -> Result<()> {
     let fixture = Fixture::new()?;

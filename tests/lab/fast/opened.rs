@@ -22,13 +22,14 @@ use super::{exchange, says};
 const OPEN_ONES: &str = "open connections between this node's pods";
 /// The pods of the node.
 const PODS: [&str; 3] = ["p1a", "p1b", "p1c"];
-/// Packets of busy exchanges. Most of them skip the stack.
+/// The packets of busy exchanges, most of which skip the stack.
 const EXCHANGES: usize = 40;
 
-/// The shapes of policies' chains. Each counts what conntrack calls invalid, and drops it.
+/// The shapes of policies' chains. Each shape counts and drops packets that are invalid to
+/// conntrack.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Shape {
-    /// A chain for each pod's device, found by its name, and marks.
+    /// A chain for each pod's device, found by the device's name, with packet marks.
     Calico,
     /// A chain for each pod's addresses.
     KubeRouter,
@@ -96,12 +97,12 @@ fn kube_router(fixture: &Fixture) -> String {
     text + "meta mark & 0x20000 == 0x20000 counter accept\n}\n"
 }
 
-/// Returns the packets that the chains have dropped as invalid.
+/// Returns the number of packets that the chains have dropped as invalid.
 pub(super) fn invalid(fixture: &Fixture) -> Result<u64> {
     counter(&fixture.lab.n1.host, "policies", "invalid")
 }
 
-/// Uses connections until packets of each skip the stack.
+/// Uses connections until packets of each connection skip the stack.
 pub(super) fn until_open_ones_skip(
     fixture: &Fixture,
     agent: &Agent,
@@ -149,9 +150,9 @@ fn open_connections_skip_the_chains_of_policies() -> Result<()> {
             ensure!(liberal.trim() == "0", "conntrack is liberal as a whole");
             for (nth, family) in Family::ALL.into_iter().enumerate() {
                 let mut stream = connections.remove(nth);
-                // Of a silent connection, the first second takes the stack.
+                // The first second after a silence takes the stack.
                 until_open_ones_skip(&fixture, &agent, std::slice::from_mut(&mut stream))?;
-                // One second of sixteen takes the stack, and a transfer may fall into it.
+                // One second of sixteen takes the stack, and may coincide with a transfer.
                 wait_until(
                     DEADLINE,
                     &format!("a transfer over {family} skips the stack"),
@@ -161,7 +162,7 @@ fn open_connections_skip_the_chains_of_policies() -> Result<()> {
                         Ok(fixture.fast(&agent)? > before + 100)
                     },
                 )?;
-                // Then a silence, in which the transfer is long over.
+                // The silence lasts until the transfer is long over.
                 let_seconds_pass(4)?;
                 exchange(&mut stream, 3, 100)?;
                 let before = fixture.tracked("ESTABLISHED")?;
@@ -185,7 +186,7 @@ fn open_connections_skip_the_chains_of_policies() -> Result<()> {
     agent.stop()
 }
 
-/// A reset far ahead of what conntrack has seen.
+/// A reset far ahead of the sequence numbers that conntrack has seen.
 #[test]
 fn conntrack_sees_the_reset_of_a_connection_that_skipped_the_stack() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -196,7 +197,7 @@ fn conntrack_sees_the_reset_of_a_connection_that_skipped_the_stack() -> Result<(
         let mut connections = vec![fixture.dial(Path::Local, Protocol::Tcp, family)?];
         until_open_ones_skip(&fixture, &agent, &mut connections)?;
         exchange(&mut connections[0], 1, 4 << 20)?;
-        // The agent tells conntrack once more when the flow has begun to skip the stack.
+        // The agent updates conntrack again once the flow skips the stack.
         let until = Instant::now() + Duration::from_secs(5);
         while Instant::now() < until {
             exchange(&mut connections[0], EXCHANGES, 1_000)?;
@@ -311,7 +312,7 @@ fn open_connections_come_and_go_past_the_stack_under_load_and_lose_nothing() -> 
         };
         let come_and_go = || {
             for _ in 0..ROUNDS {
-                // It changes nothing, and kpx cannot tell.
+                // The rule has no effect, but kpx cannot see that.
                 node.nft(
                     "table inet other {
                         chain forward {
@@ -339,7 +340,7 @@ fn open_connections_come_and_go_past_the_stack_under_load_and_lose_nothing() -> 
         "{} packets were invalid to conntrack",
         invalid(&fixture)?
     );
-    // Without an agent connections take the stack, and conntrack takes all packets for theirs.
+    // Without an agent, connections take the stack, and conntrack accepts all of their packets.
     let mut connections = dial_all(&fixture)?;
     until_open_ones_skip(&fixture, &agent, &mut connections)?;
     agent.stop()?;
@@ -359,8 +360,9 @@ fn open_connections_come_and_go_past_the_stack_under_load_and_lose_nothing() -> 
     agent.stop()
 }
 
-/// A stranger on the node's own network that speaks for both pods, with the addresses and ports of
-/// each side of the hooks. No router lies between, because that may know no way to pods.
+/// A spoofing host on the node's own network sends packets of both pods, with the addresses and
+/// ports on each side of the hooks. No router lies between, because a router may lack routes to
+/// pods.
 #[test]
 fn no_stranger_ends_a_silent_connection_that_conntrack_is_liberal_with() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -396,7 +398,7 @@ fn no_stranger_ends_a_silent_connection_that_conntrack_is_liberal_with() -> Resu
                 (*frontend, *client),
             ] {
                 stranger.send(stranger::end(from, to), to.ip())?;
-                // Conntrack finds the ends of these as well.
+                // Conntrack finds the connection of these packets too.
                 stranger.send_hidden(stranger::end(from, to), to.ip())?;
             }
         }

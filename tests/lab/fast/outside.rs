@@ -14,14 +14,14 @@ use super::fixture::{Fixture, Path, counter, said};
 use super::opened::{Shape, invalid};
 use super::{exchange, says};
 
-/// The text of `kpx status` while they skip the stack.
+/// The text of `kpx status` while these exchanges skip the stack.
 const OUTSIDE: &str = "and UDP exchanges of clients outside with them";
-/// The text of it while they do not.
+/// The text of `kpx status` while they take the stack.
 const NOT_OUTSIDE: &str = "UDP exchanges of clients outside take the stack, because";
-/// Packets of busy exchanges. Most of them skip the stack.
+/// The packets of busy exchanges, most of which skip the stack.
 const EXCHANGES: usize = 40;
 
-/// Returns true if the chains of forwarded packets have not met a single packet of some exchanges.
+/// Returns true if the chains for forwarded packets have seen no packet of some exchanges.
 fn skips(fixture: &Fixture, agent: &Agent, connection: &mut Connection) -> Result<bool> {
     let before = fixture.passed(agent)?;
     exchange(connection, EXCHANGES, 1_000)?;
@@ -51,7 +51,7 @@ fn open_exchanges_from_outside_skip_the_chains_of_policies() -> Result<()> {
             .into_iter()
             .map(|family| dial(&fixture, family))
             .collect::<Result<Vec<_>>>()?;
-        // All of them ask at the same time.
+        // All exchanges request to skip the stack at the same time.
         wait_until(
             DEADLINE,
             &format!("open exchanges from outside skip the stack: {shape:?}"),
@@ -72,8 +72,8 @@ fn open_exchanges_from_outside_skip_the_chains_of_policies() -> Result<()> {
             answer.source
         );
     }
-    // These have no leave to ask. A stranger may end TCP in a client's name, and other nodes see
-    // the node's address.
+    // These flows must not request to skip the stack: spoofed packets could end a client's TCP
+    // connection, and other nodes see the node's address.
     let others = [
         (Path::NodePortLocal, Protocol::Tcp),
         (Path::NodePortRemote, Protocol::Udp),
@@ -102,7 +102,7 @@ fn open_exchanges_from_outside_skip_the_chains_of_policies() -> Result<()> {
     agent.stop()
 }
 
-/// Puts a filter of another program at a hook, and takes it away once it has seen the packets of a
+/// Attaches a foreign filter at a hook, and detaches it once it has seen the packets of a
 /// connection.
 fn is_seen_by_filter(
     fixture: &Fixture,
@@ -112,9 +112,9 @@ fn is_seen_by_filter(
 ) -> Result<()> {
     let node = &fixture.lab.n1.host.ns;
     let tc = |words: &[&str]| node.exec(Command::new("tc").args(words)).map(drop);
-    // It leaves every packet to the next one, in the words of classic BPF.
+    // A classic BPF program that passes every packet to the next filter.
     let program = ["bpf", "da", "bytecode", "1,6 0 0 4294967295"];
-    // Where kpx attaches by TCX, the device has no such qdisc.
+    // Where kpx attaches by TCX, the device lacks this qdisc.
     let _there = tc(&["qdisc", "add", "dev", device, "clsact"]);
     tc(&[
         &["filter", "add", "dev", device, side, "prio", "5"],
@@ -133,8 +133,8 @@ fn is_seen_by_filter(
     tc(&["filter", "del", "dev", device, side, "prio", "5"])
 }
 
-/// The stack takes each datagram for one of the exchange, however it comes back there: no answer
-/// gets another source.
+/// Conntrack matches each datagram to its exchange when the exchange returns to the stack, so every
+/// answer keeps its source.
 #[test]
 fn open_outside_exchange_survives_on_the_stack() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -149,7 +149,7 @@ fn open_outside_exchange_survives_on_the_stack() -> Result<()> {
         is_seen_by_filter(&fixture, &agent, &mut connection, [device, side])?;
     }
     let client = fixture.lab.host("x").addrs.v4;
-    // A rule for new exchanges lets open ones live on. One before `established` meets them.
+    // A rule for new exchanges leaves open exchanges alone. A rule before `established` sees them.
     until_skips(&fixture, &agent, &mut connection)?;
     node.nft(&format!(
         "table inet strict {{
@@ -185,7 +185,7 @@ fn open_outside_exchange_survives_on_the_stack() -> Result<()> {
     );
     says(&agent, NOT_OUTSIDE)?;
     node.nft("delete table inet strict")?;
-    // No agent looks for rules any more.
+    // Without an agent, rules are unwatched.
     until_skips(&fixture, &agent, &mut connection)?;
     agent.stop()?;
     let_seconds_pass(4)?;

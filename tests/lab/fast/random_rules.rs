@@ -1,6 +1,6 @@
-//! Rules at random, which come while a pod has two connections to one backend: one through a
-//! Service, past the stack, and one to the backend's own address, which netfilter sees. A rule ends
-//! both, or neither.
+//! Random rules arrive while a pod has two connections to one backend: a bypass connection through
+//! a Service, and a connection to the backend's own address, which netfilter sees. A rule ends both
+//! connections or neither.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -19,19 +19,19 @@ use testbed::netns::NetNs;
 use super::exchange;
 use super::fixture::{Fixture, Path, said};
 
-/// Rules of each outcome.
+/// The number of rules of each outcome.
 const RULES: usize = 3;
-/// The time for one exchange, on a machine with other work.
+/// The timeout of one exchange on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A rule that drops some packets of a family, or all.
+/// A rule that drops some or all packets of a family.
 #[derive(Debug)]
 struct Rule {
     place: Place,
     family: Family,
-    /// A rule that accepts established connections is before it.
+    /// The rule follows a rule that accepts established connections.
     is_behind_accept: bool,
-    /// Words of nft, or of iptables.
+    /// Arguments of nft or iptables.
     matches: Vec<String>,
 }
 
@@ -70,7 +70,7 @@ fn random_rules_end_bypass_connections_and_those_of_the_stack_alike() -> Result<
     agent.stop()
 }
 
-/// Lets the rule come and go again. Returns true if it has ended both connections.
+/// Adds and removes the rule. Returns true if the rule has ended both connections.
 fn meets(fixture: &Fixture, agent: &Agent, rule: &Rule) -> Result<bool> {
     let node = &fixture.lab.n1.host.ns;
     let mut whole = whole(fixture, agent, rule.family)?;
@@ -102,10 +102,10 @@ fn meets(fixture: &Fixture, agent: &Agent, rule: &Rule) -> Result<bool> {
     Ok(ends)
 }
 
-/// Opens a connection that skips the stack from its opening on.
+/// Opens a bypass connection.
 fn whole(fixture: &Fixture, agent: &Agent, family: Family) -> Result<Connection> {
     let mut whole = None;
-    // The stack asks for link addresses that the node does not know yet.
+    // The stack resolves link addresses that the node does not have yet.
     wait_until(DEADLINE, "a connection skips the stack", || {
         let before = fixture.passed(agent)?.forwarded;
         let mut one = fixture.dial_within(PATIENCE, Path::Local, Protocol::Tcp, family)?;
@@ -155,7 +155,7 @@ impl Rule {
                 matches.push(format!("-m conntrack --ctstate {}", state.to_uppercase()));
             }
         }
-        // Few rules have all of them.
+        // Few rules have all matches.
         matches.retain(|_| dice.random_bool(0.3));
         Self {
             place,
@@ -165,8 +165,8 @@ impl Rule {
         }
     }
 
-    /// The time until a packet past the stack meets the rule, and a little more. The agent looks
-    /// for changes of legacy tables once a second.
+    /// Returns the time until a bypass packet meets the rule, with a margin. The agent polls legacy
+    /// tables once a second.
     fn deadline(&self) -> Duration {
         match self.place {
             Place::Nft(..) => Duration::from_millis(1_300),

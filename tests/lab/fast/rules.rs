@@ -1,4 +1,4 @@
-//! Rules for forwarded packets that leave connections between pods alone, and rules that do not.
+//! Rules for forwarded packets that leave connections between pods alone, and other rules.
 
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, UdpSocket};
@@ -13,7 +13,7 @@ use testbed::lab::{CLUSTER_PODS, Family};
 use super::fixture::{Fixture, Path};
 use super::{EXCHANGES, exchange, says, until_bypass};
 
-/// Loads rules as flannel has them, on a node that drops what no rule accepts.
+/// Loads flannel's rules, on a node that drops forwarded packets by default.
 fn add_flannel(fixture: &Fixture) -> Result<()> {
     for (family, tool) in [
         (Family::V4, "iptables-nft-restore"),
@@ -114,7 +114,7 @@ fn bypass_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_the
     agent.stop()
 }
 
-/// The CNI's masquerading leaves pods alone.
+/// The CNI's masquerading excludes packets between pods.
 #[test]
 fn bypass_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -186,8 +186,8 @@ fn bypass_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them()
     agent.stop()
 }
 
-/// A name is a bridge's as long as there is the bridge. No list of devices comes within the time of
-/// this test.
+/// kpx disregards a rule for a bridge only while the bridge exists. The sync period exceeds this
+/// test, so no full list of devices arrives.
 #[test]
 fn a_rule_for_a_bridge_counts_once_the_bridge_has_gone() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -212,8 +212,7 @@ fn a_rule_for_a_bridge_counts_once_the_bridge_has_gone() -> Result<()> {
     agent.stop()
 }
 
-/// Conntrack does not know the connection that the error is about, and would call the error
-/// invalid.
+/// Conntrack lacks the connection of the error, and would call the error invalid.
 #[test]
 fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -249,7 +248,7 @@ fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
     agent.stop()
 }
 
-/// Returns true if a client gets a refusal at the pod's port.
+/// Returns true if the pod's port refuses a client.
 fn is_refused(fixture: &Fixture, family: Family) -> Result<bool> {
     let client = fixture.lab.host("p1a");
     let socket = client

@@ -1,4 +1,4 @@
-//! Other set-ups of nodes and pods: which of their connections skip the stack.
+//! Other layouts of nodes and pods: which of their connections skip the stack.
 
 use anyhow::{Context, Result, ensure};
 use testbed::echo::Protocol;
@@ -7,7 +7,7 @@ use testbed::lab::{Family, Layout, TunnelKind};
 use super::fixture::{Fixture, Path};
 use super::{EXCHANGES, exchange, says, until_bypass};
 
-/// What passes a bridge meets netfilter there, and a macvlan has no other end.
+/// Packets through a bridge meet netfilter there, and a macvlan has no peer device.
 #[test]
 fn the_stack_sees_pods_that_are_not_behind_a_plain_veth() -> Result<()> {
     for layout in [Layout::Bridge, Layout::Vxlan, Layout::Macvlan] {
@@ -22,7 +22,7 @@ fn the_stack_sees_connections_into_a_tunnel() -> Result<()> {
     takes_stack(Layout::Tunnel(TunnelKind::Tun), Path::Remote)
 }
 
-/// The agent lets bypass connections be opened, and this one is none.
+/// Checks that this connection takes the stack, although the agent permits bypass.
 fn takes_stack(layout: Layout, path: Path) -> Result<()> {
     let fixture = Fixture::of(layout)?;
     let agent = fixture.start("auto")?;
@@ -47,7 +47,7 @@ fn takes_stack(layout: Layout, path: Path) -> Result<()> {
     agent.stop()
 }
 
-/// Without a rule of netfilter no connection is tracked, and so none is missed.
+/// Without netfilter rules conntrack tracks no connection, and so misses none.
 #[test]
 fn open_connections_skip_the_stack_of_a_node_without_conntrack() -> Result<()> {
     let fixture = Fixture::new()?;

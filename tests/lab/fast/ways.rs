@@ -60,7 +60,7 @@ fn reach(fixture: &Fixture, protocol: Protocol) -> Result<()> {
     )
 }
 
-/// Whole connections between pods of this node are still opened then.
+/// Bypass connections between pods of this node are still opened then.
 #[test]
 fn datagrams_of_bypass_flows_meet_a_rule_about_other_nodes() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -83,7 +83,7 @@ fn datagrams_of_bypass_flows_meet_a_rule_about_other_nodes() -> Result<()> {
     agent.stop()
 }
 
-/// A rule against spoofed sources is such a rule. It has to see what comes in there.
+/// A rule against spoofed sources must see the packets that enter by its device.
 #[test]
 fn rules_by_reply_device_apply() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -105,8 +105,8 @@ fn rules_by_reply_device_apply() -> Result<()> {
     agent.stop()
 }
 
-/// Conntrack has to know a connection whose answers come by a device without Ethernet headers,
-/// where they take the stack.
+/// Conntrack must see a connection whose replies enter by a device without Ethernet headers,
+/// because these replies take the stack.
 #[test]
 fn answers_by_a_tunnel_pass_a_rule_for_established_connections() -> Result<()> {
     let fixture = Fixture::of(Layout::Tunnel(TunnelKind::Tun))?;
@@ -140,7 +140,7 @@ fn answers_by_a_tunnel_pass_a_rule_for_established_connections() -> Result<()> {
     agent.stop()
 }
 
-/// The pod's route goes with the pod, and another one leads to its address then.
+/// The pod's route goes with the pod, and another route leads to its address then.
 #[test]
 fn bypass_connection_keeps_its_device() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -155,7 +155,7 @@ fn bypass_connection_keeps_its_device() -> Result<()> {
         "route del {}/32 dev p1b",
         fixture.lab.host("p1b").addrs.v4
     ))?;
-    // The programs hear of it within moments.
+    // The programs follow within moments.
     wait_until(DEADLINE, "there is no way to the pod", || {
         Ok(exchange(&mut open, 1, 3_000).is_err())
     })?;
@@ -166,7 +166,7 @@ fn bypass_connection_keeps_its_device() -> Result<()> {
     agent.stop()
 }
 
-/// The rule names a port of a bridge, by which no packet leaves as long as it is one.
+/// The rule names a bridge port, by which no routed packet leaves while it is in the bridge.
 #[test]
 fn bridge_port_is_validated_before_use() -> Result<()> {
     let fixture = Fixture::new()?;
@@ -207,7 +207,7 @@ fn bridge_port_is_validated_before_use() -> Result<()> {
     agent.stop()
 }
 
-/// The programs cannot tell where a kernel is strict once a route has several next hops.
+/// The programs cannot compute the kernel's strict rp_filter for a route with several next hops.
 #[test]
 fn answers_that_a_strict_kernel_drops_do_not_pass_by_it() -> Result<()> {
     strict_kernel_is_obeyed(
@@ -215,8 +215,8 @@ fn answers_that_a_strict_kernel_drops_do_not_pass_by_it() -> Result<()> {
     )
 }
 
-/// The kernel asks for the way back with the device of the pod, and the programs with that by which
-/// the answer came.
+/// The kernel looks up the reverse route with the pod's device, and the programs with the device by
+/// which the reply entered.
 #[test]
 fn answers_that_a_strict_kernel_drops_in_spite_of_a_rule_by_device_do_not_pass_by_it() -> Result<()>
 {
@@ -225,7 +225,7 @@ fn answers_that_a_strict_kernel_drops_in_spite_of_a_rule_by_device_do_not_pass_b
     )
 }
 
-/// Answers come by another device than that of the way back, on a node with this routing.
+/// Replies enter by another device than the reverse route's, on a node with this routing.
 fn strict_kernel_is_obeyed(routing: &str) -> Result<()> {
     let fixture = Fixture::new()?;
     fixture.watch()?;

@@ -1,5 +1,4 @@
-//! A full connection table of netfilter. Each network namespace has its own, up to the machine's
-//! limit.
+//! A full conntrack table. Each network namespace has its own, up to the machine's limit.
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::wait_until;
@@ -37,8 +36,8 @@ fn survives(fast_path: &str) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let table = ConnectionTable::of(fixture.node())?;
     table.fill()?;
-    // The stack takes no new connection, with a Service or without. On the fast path one between
-    // two pods of the node needs no place in the table; one of a client outside does.
+    // The stack drops new connections, with or without a Service. A bypass connection between two
+    // pods of the node needs no entry in the table; a connection of a client outside does.
     let direct = Dial::new(
         Protocol::Tcp,
         (fixture.lab.host("p2a").addrs.ip(Family::V4), PORT).into(),

@@ -1,4 +1,4 @@
-//! What the kernel lends an agent, and takes away: pins, room on a disk, file descriptors, IPv6.
+//! Kernel resources that an agent loses: pins, disk space, file descriptors, IPv6.
 
 use std::fs;
 use std::path::Path;
@@ -40,7 +40,7 @@ fn agent_pins_again_what_another_program_has_unpinned() -> Result<()> {
     Ok(())
 }
 
-/// Returns the names of all pins, of maps and links.
+/// Returns the names of all pinned maps and links.
 fn pinned(dir: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for folder in ["maps", "links"] {
@@ -70,7 +70,7 @@ fn full_run_directory_costs_no_service() -> Result<()> {
     .context("mount a small tmpfs")?;
     let served = || -> Result<()> {
         fs::write(run_dir.join("filler"), [0; 4096])?;
-        let _ = fs::write(run_dir.join("rest"), vec![0; 1 << 20]); // As much as there is room for.
+        let _ = fs::write(run_dir.join("rest"), vec![0; 1 << 20]); // Writes as much as fits.
         ensure!(
             fs::write(run_dir.join("more"), [0; 4096]).is_err(),
             "the directory is full"
@@ -151,7 +151,7 @@ fn ipv6_goes_and_comes_back_under_a_running_agent() -> Result<()> {
     kpx.stop()
 }
 
-/// Returns `ip -6` commands that give the node its addresses back.
+/// Returns `ip -6` commands that restore the node's addresses.
 fn address_lines(fixture: &Fixture) -> Result<Vec<String>> {
     let text = fixture
         .node()
@@ -164,8 +164,8 @@ fn address_lines(fixture: &Fixture) -> Result<Vec<String>> {
     Ok(text.lines().filter_map(line).collect())
 }
 
-/// Returns `ip -6` commands that give the node its own routes back: neither the kernel's nor those
-/// of kpx.
+/// Returns `ip -6` commands that restore the node's own routes, without the kernel's and kpx's
+/// routes.
 fn route_lines(fixture: &Fixture) -> Result<Vec<String>> {
     let text = fixture
         .node()

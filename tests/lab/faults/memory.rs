@@ -1,4 +1,4 @@
-//! Maps whose cgroup has no memory left: the kernel refuses new rows to the agent and to the
+//! Maps whose cgroup has no memory left: the kernel refuses new rows of the agent and of the
 //! programs.
 
 use std::process::Command;
@@ -15,7 +15,7 @@ use crate::faults::process::{CLIENTS, grow, late, serves_late};
 #[test]
 fn maps_without_memory_cost_no_service_that_is_there() -> Result<()> {
     let fixture = Fixture::new()?;
-    // No packet has met these yet, so that programs count them for the first time without memory.
+    // No packet has reached these Services yet, so the programs first count them without memory.
     let unmet: Vec<_> = (0..20)
         .map(|nth| Service::new(UNMET[nth], 100 + nth as u8, &["p1b"], PORT))
         .collect();
@@ -23,7 +23,7 @@ fn maps_without_memory_cost_no_service_that_is_there() -> Result<()> {
     let limits = Limits::new(&std::process::id().to_string(), &MEMORY)?;
     let kpx = started_in(&limits, &fixture)?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
-    // The maps' memory counts where they were made, and the agent's own no longer does.
+    // The kernel charges the maps to the cgroup in which they were created. The agent leaves it.
     limits.leave()?;
     limits.set(limits.memory()?)?;
     grow(&fixture)?;
@@ -65,7 +65,7 @@ const UNMET: [&str; 20] = [
     "u15", "u16", "u17", "u18", "u19",
 ];
 
-/// Starts kpx in a cgroup, as [`Fixture::kpx`] does.
+/// Starts kpx in a cgroup, like [`Fixture::kpx`].
 fn started_in<'a>(limits: &Limits, fixture: &'a Fixture) -> Result<Agent<'a>> {
     let mut into = Command::new("sh");
     into.args(["-c", "echo $$ > \"$0\" && exec \"$@\""])

@@ -18,7 +18,7 @@ const UNMOUNT: &str = "umount --lazy /sys/fs/bpf";
 
 #[test]
 fn unmounted_bpf_file_system_costs_no_connection_while_the_agent_runs() -> Result<()> {
-    // Most of it is waiting.
+    // The two runs mostly wait, so they run in parallel.
     thread::scope(|scope| {
         let runs = ["tcx", "clsact"].map(|attach| (attach, scope.spawn(move || survives(attach))));
         runs.into_iter().try_for_each(|(attach, run)| {
@@ -63,7 +63,7 @@ fn survives(attach: &str) -> Result<()> {
     let kpx = start(&mounts, &fixture, attach)?;
     kept.exchange(b"with the next")?;
 
-    // Now the agent ends before there is one again. Filters stay, links do not.
+    // The agent ends before the file system is mounted again. Filters stay, links go.
     mounts.sh(UNMOUNT)?;
     told(&kpx)?;
     kpx.crash()?;
@@ -83,7 +83,7 @@ fn survives(attach: &str) -> Result<()> {
     kpx.stop()
 }
 
-/// Starts kpx there, as [`Fixture::kpx`] does.
+/// Starts kpx in these mounts, like [`Fixture::kpx`].
 fn start<'a>(mounts: &Mounts, fixture: &'a Fixture, attach: &str) -> Result<Agent<'a>> {
     let source = fixture.cluster.source();
     let args = ["--attach", attach, "--iptables-sync-period", "1s"];

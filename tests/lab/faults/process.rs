@@ -12,7 +12,7 @@ use testbed::limits::{CPU, Limits, MEMORY};
 
 use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY};
 
-/// The time without an agent: longer than any period of its own, but for its sweep.
+/// The time without an agent, longer than the agent's periods except the sweep's.
 pub(crate) const STILL: Duration = Duration::from_secs(5);
 pub(crate) const CLIENTS: [&str; 3] = ["p1a", "n1", "x"];
 
@@ -22,7 +22,7 @@ fn stopped_agent_keeps_serving_and_catches_up() -> Result<()> {
     let kpx = fixture.kpx("tcx")?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
     kill(kpx.pid(), Signal::SIGSTOP)?;
-    // A change in the meantime is read afterwards.
+    // The agent reads the change once it runs again.
     fixture.put(&late())?;
     serves_for(STILL, &fixture).context("while the agent stands still")?;
     kept.exchange(b"while the agent stands still")?;
@@ -44,7 +44,7 @@ fn starved_agent_keeps_serving_and_follows_late() -> Result<()> {
     let fixture = Fixture::new()?;
     let kpx = fixture.kpx("tcx")?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
-    // A hundredth of a core.
+    // One per cent of a core.
     let starved = Limits::around(kpx.pid(), &CPU, 1_000)?;
     fixture.put(&late())?;
     fixture

@@ -1,4 +1,4 @@
-//! RTNL, which another program holds while devices and endpoints change.
+//! Another program holds RTNL while devices and endpoints change.
 
 use std::fmt::Write as _;
 use std::thread;
@@ -12,7 +12,7 @@ use testbed::rtnl::HeldRtnl;
 
 use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY};
 
-/// So many that the agent is still at work on them when the lock is taken.
+/// Enough devices to keep the agent busy until the test takes the lock.
 const DEVICES: usize = 100;
 
 #[test]
@@ -50,7 +50,7 @@ fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
         status.healthy && status.problems.is_empty()
     })?;
 
-    // This Service needs rules of the host, which the kernel changes only afterwards.
+    // This Service needs rules of the host, which wait for RTNL.
     let held = HeldRtnl::hold(kpx.run_dir())?;
     let external = EXTERNAL.host(9);
     fixture.put(&Service::new("external", 11, &["p1b"], PORT).external_ips(external))?;
@@ -65,15 +65,15 @@ fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
     kpx.stop()
 }
 
-/// Returns the time for which RTNL is held in the middle of the work on devices: as long as three
-/// changes take, or `KPX_RTNL_SECS`.
+/// Returns the time for which the test holds RTNL while the agent attaches programs: as long as
+/// three changes take, or `KPX_RTNL_SECS`.
 fn held_secs() -> Result<Duration> {
     let secs = std::env::var("KPX_RTNL_SECS").map_or(Ok(0), |secs| secs.parse());
     secs.map(Duration::from_secs).context("KPX_RTNL_SECS")
 }
 
-/// Gives the Service one backend after the other, and waits for each: three, and as many as there
-/// is time for.
+/// Gives the Service one backend after the other, and waits for each: three times, and until `time`
+/// has passed.
 fn change_backends(fixture: &Fixture, time: Duration) -> Result<()> {
     let started = Instant::now();
     let mut changes = 0;
@@ -100,8 +100,8 @@ fn change_backends(fixture: &Fixture, time: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Returns how many of the new devices have got programs, by the agent's log: to ask the kernel
-/// needs RTNL.
+/// Returns the number of new devices with programs, from the agent's log, because a query of the
+/// kernel needs RTNL.
 fn attached(kpx: &Agent<'_>) -> usize {
     kpx.log()
         .lines()

@@ -30,7 +30,7 @@ fn backends_come_and_go_and_move() -> Result<()> {
             .served_seeing(c, |family| web.frontend(family), &backends, Some(c.addrs))
             .with_context(at)?;
     }
-    // A connection outlives its backend's place in the service.
+    // A connection survives the removal of its backend from the Service.
     let dial = Dial::new(Protocol::Tcp, web.frontend(Family::V4));
     fixture.put(&web.backed_by(&["p1b"]))?;
     fixture.served(c, |family| web.frontend(family), &["p1b"])?;
@@ -63,7 +63,7 @@ fn routes_come_and_go() -> Result<()> {
     wait_until(DEADLINE, "all is well", || {
         Ok(unreachable(&kpx)?.is_empty() && kpx.status()?["healthy"] == true)
     })?;
-    // A route that forbids is no route to a pod, however specific.
+    // An unreachable route does not count as a route to a pod, however specific it is.
     route(c, "del", n1)?;
     let forbid = |verb: &str| {
         c.ns.ip(&Family::ALL
@@ -73,7 +73,7 @@ fn routes_come_and_go() -> Result<()> {
     forbid("add unreachable")?;
     fixture.served(c, |family| web.frontend(family), &["p2a"])?;
     forbid("del unreachable")?;
-    // With the device, routes go without an event.
+    // The kernel removes a device's routes without an event when the device goes down.
     c.ns.ip("link set eth0 down\nlink set eth0 up")?;
     fixture.refused(c, |family| web.frontend(family))?;
     for family in Family::ALL {
@@ -149,13 +149,13 @@ fn host_follows_policies_external_addresses_and_its_own_backends() -> Result<()>
     }
     let before = state(c)?;
     let kpx = fixture.outside(c, &["--external-ip-cidrs", &external_cidrs()])?;
-    // No endpoint is local to a host outside, even with the name of a node.
+    // No endpoint is local to a host outside, even if its node name is the host's name.
     fixture.refused(c, |family| internal.frontend(family))?;
-    // Not SCTP: its raw socket asks for a route without ports, by which the rules go.
+    // Without SCTP: its raw socket looks up a route without ports, and the rules need ports.
     let external = |family| (foreign.ip(family), 80).into();
     fixture.served_over(&Protocol::COMMON, c, external, &["p2a"], Some(c.addrs))?;
     fixture.served(c, |family| here.frontend(family), &["xl"])?;
-    // Listeners at the host's own addresses stay reachable, from itself and from others.
+    // Listeners at the host's own addresses stay reachable, from this host and from other machines.
     fixture.served(c, |family| (own.ip(family), 80).into(), &["own"])?;
     let own_from_n1 = |f: Family| format!("route add {} via {}", own.ip(f), c.addrs.ip(f));
     fixture
@@ -169,14 +169,14 @@ fn host_follows_policies_external_addresses_and_its_own_backends() -> Result<()>
         |family| (own.ip(family), 80).into(),
         &["own"],
     )?;
-    // A host outside serves no other machine.
+    // The host does not forward Services for other machines.
     nobody_else(&fixture.lab.n1.host, c, &shop)?;
     kpx.stop()?;
     is_as_before(c, &before)
 }
 
-/// A tenant of the cluster claims addresses of servers elsewhere, one as ExternalIP and one of its
-/// load balancer.
+/// A tenant of the cluster claims addresses of servers elsewhere, as an ExternalIP and as a load
+/// balancer's address.
 #[test]
 fn host_leaves_external_addresses_to_the_network() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
@@ -233,7 +233,7 @@ fn external_cidrs() -> String {
         .join(",")
 }
 
-/// Checks that packets of another machine to a service through this host are not answered.
+/// Checks that another machine's packets to a Service through this host stay unanswered.
 fn nobody_else(client: &Host, through: &Host, service: &Service) -> Result<()> {
     for family in Family::ALL {
         let frontend = service.frontend(family);

@@ -1,4 +1,4 @@
-//! A cluster with an API server, and hosts outside of it that run kpx: xl beside the nodes, x
+//! A cluster with an API server, and hosts outside of it that run kpx: xl on the nodes' segment, x
 //! behind a router.
 
 use std::collections::BTreeSet;
@@ -15,11 +15,11 @@ use testbed::echo::{Dial, Fault, Protocol};
 use testbed::lab::{Dual, Family, Host, Lab, Layout, Node};
 use testbed::served_lab::ServedLab;
 
-/// The port of all servers of the lab.
+/// The port of all servers.
 pub(crate) const PORT: u16 = 8080;
-/// The timeout of one answer. It is short, because early requests are repeated.
+/// The timeout of one answer; early requests are repeated.
 const ANSWER: Duration = Duration::from_millis(400);
-/// Enough to meet each of two backends, but for one in four thousand rounds.
+/// Enough dials to reach both of two backends, except in about one of two thousand rounds.
 const DIALS: usize = 12;
 
 pub(crate) struct Fixture {
@@ -48,8 +48,8 @@ impl Fixture {
         Ok([start(&self.lab.n1)?, start(&self.lab.n2)?])
     }
 
-    /// Within [`DEADLINE`] these backends answer, all of them and no others, over all protocols and
-    /// both families.
+    /// Waits up to [`DEADLINE`] until exactly these backends answer, over all protocols and both
+    /// families.
     pub(crate) fn served(
         &self,
         host: &Host,
@@ -59,7 +59,7 @@ impl Fixture {
         self.served_seeing(host, at, backends, None)
     }
 
-    /// The same, and they see the host with these addresses.
+    /// Like [`Self::served`], and the backends see the host with these addresses.
     pub(crate) fn served_seeing(
         &self,
         host: &Host,
@@ -70,7 +70,7 @@ impl Fixture {
         self.served_over(&Protocol::ALL, host, at, backends, sees)
     }
 
-    /// Checks the same over some protocols.
+    /// Like [`Self::served_seeing`], for some protocols.
     pub(crate) fn served_over(
         &self,
         protocols: &[Protocol],
@@ -104,7 +104,8 @@ impl Fixture {
         })
     }
 
-    /// Within [`DEADLINE`] everybody is refused, at once.
+    /// Waits up to [`DEADLINE`] until dials are refused at once, over all protocols and both
+    /// families.
     pub(crate) fn refused(&self, host: &Host, at: impl Fn(Family) -> SocketAddr) -> Result<()> {
         each(&Protocol::ALL, |protocol, family| {
             wait_until(DEADLINE, &format!("{} is refused", host.name), || {
@@ -114,9 +115,9 @@ impl Fixture {
                 {
                     Err(Fault::Refused) => Ok(true),
                     Ok(_) | Err(Fault::TimedOut(_)) => Ok(false),
-                    // The agent makes its routes after it is complete, and again after the kernel
-                    // has removed them. Meanwhile the kernel has no route, or the router says that
-                    // it has none.
+                    // The agent adds its routes after it is complete, and again after the kernel
+                    // has removed them. Until then the kernel has no route, or the router reports
+                    // none.
                     Err(Fault::Io(_, error)) if is_unrouted(&error) => Ok(false),
                     Err(fault) => bail!(fault),
                 }
@@ -141,7 +142,7 @@ fn each(protocols: &[Protocol], holds: impl Fn(Protocol, Family) -> Result<()>) 
     Ok(())
 }
 
-/// Returns the backend that answered, and the client that it saw.
+/// Returns the answering backend, and the client address that it saw.
 fn answer(host: &Host, protocol: Protocol, to: SocketAddr) -> Result<(String, IpAddr), Fault> {
     let answer = Dial::new(protocol, to)
         .deadline(ANSWER)
@@ -149,7 +150,7 @@ fn answer(host: &Host, protocol: Protocol, to: SocketAddr) -> Result<(String, Ip
     Ok((answer.backend, answer.source.ip()))
 }
 
-/// Gives a host a route to a node's pods.
+/// Adds or deletes a host's route to a node's pods.
 pub(crate) fn route(host: &Host, verb: &str, node: &Node) -> Result<()> {
     let routes = Family::ALL.map(|family| {
         format!(
@@ -161,13 +162,13 @@ pub(crate) fn route(host: &Host, verb: &str, node: &Node) -> Result<()> {
     host.ns.ip(&routes.join("\n"))
 }
 
-/// Gives a host on the nodes' segment a default route, through the fabric.
+/// Adds or deletes the default route of a host on the nodes' segment, through the fabric.
 pub(crate) fn default_route(lab: &Lab, host: &Host, verb: &str) -> Result<()> {
     let route = |family| format!("route {verb} default via {}", lab.fabric.addrs.ip(family));
     host.ns.ip(&Family::ALL.map(route).join("\n"))
 }
 
-/// Returns the networks to which kpx has made routes through their nodes.
+/// Returns the networks with routes of kpx through nodes.
 pub(crate) fn pod_routes(host: &Host) -> Result<Vec<String>> {
     let mut routes = Vec::new();
     for family in ["-4", "-6"] {
@@ -182,7 +183,7 @@ pub(crate) fn pod_routes(host: &Host) -> Result<Vec<String>> {
     Ok(routes)
 }
 
-/// Returns the routes that lead to these nodes' pods, as they should be.
+/// Returns the expected routes to these nodes' pods.
 pub(crate) fn routes_of(nodes: &[&Node]) -> Vec<String> {
     let of = |node: &&Node| {
         let pods = node.pod_net;
@@ -194,8 +195,8 @@ pub(crate) fn routes_of(nodes: &[&Node]) -> Vec<String> {
     routes
 }
 
-/// Returns the unreachable backends of `kpx status`: service, port, and why; one entry if both
-/// families have the same.
+/// Returns the unreachable backends of `kpx status` as service port and reason; one entry if both
+/// families agree.
 pub(crate) fn unreachable(agent: &Agent<'_>) -> Result<BTreeSet<(String, String)>> {
     let status = agent.status()?;
     let all = status["unreachable"]
@@ -208,7 +209,7 @@ pub(crate) fn unreachable(agent: &Agent<'_>) -> Result<BTreeSet<(String, String)
         .collect())
 }
 
-/// Returns why none of a service's backends is within reach, if so.
+/// Returns the reason if all of a Service's backends are out of reach.
 pub(crate) fn cut_off(agent: &Agent<'_>, service: &str) -> Result<Option<String>> {
     let status = agent.status()?;
     let all = status["cutOff"].as_array().context("a list of services")?;
@@ -216,10 +217,10 @@ pub(crate) fn cut_off(agent: &Agent<'_>, service: &str) -> Result<Option<String>
     Ok(one.and_then(|one| one["why"].as_str()).map(str::to_owned))
 }
 
-/// Returns everything that kpx could change on a host: devices and their settings, routes, rules,
+/// Returns all state that kpx could change on a host: devices and their settings, routes, rules,
 /// filters, programs.
 pub(crate) fn state(host: &Host) -> Result<String> {
-    // A device that has just come up gets its routes with its addresses.
+    // A new device gets its routes only once its addresses are no longer tentative.
     let tentative = || {
         host.ns
             .exec(Command::new("ip").args(["-6", "-o", "addr", "show", "tentative"]))
@@ -245,7 +246,7 @@ pub(crate) fn state(host: &Host) -> Result<String> {
         "--pattern",
         "^net\\.ipv[46]\\.(conf|ip_forward)",
     ]))?;
-    // One is of the moment when the interface got its address.
+    // `stable_secret` depends on the moment when the interface got its address.
     state.extend(
         settings
             .lines()

@@ -14,8 +14,8 @@ use crate::host::fixture::{Fixture, PORT, is_as_before, route, state};
 
 const DOMAIN: &str = "svc.cluster.local";
 
-/// Asks as any program does: by the C library, with kpx as the name server of `/etc/resolv.conf`.
-/// Returns no address for a name that is unknown.
+/// Resolves a name through the C library, with kpx as the name server of `/etc/resolv.conf`.
+/// Returns no address for an unknown name.
 fn lookup(fixture: &Fixture, host: &Host, name: &str) -> Result<Vec<IpAddr>> {
     lookup_at(fixture, host, "127.0.0.153", name)
 }
@@ -50,7 +50,7 @@ pub(super) fn lookup_at(
     Ok(addresses)
 }
 
-/// Waits until a name has these addresses, and no others.
+/// Waits until a name has exactly these addresses.
 fn leads_to(fixture: &Fixture, host: &Host, name: &str, addresses: &[IpAddr]) -> Result<()> {
     let mut want = addresses.to_vec();
     want.sort();
@@ -63,7 +63,7 @@ fn leads_to(fixture: &Fixture, host: &Host, name: &str, addresses: &[IpAddr]) ->
     found.with_context(|| format!("it leads to {last:?}"))
 }
 
-/// A headless Service with one endpoint that has a hostname.
+/// Returns a headless Service with one endpoint, which has a hostname.
 pub(super) fn headless(name: &str, hostname: &str, ip: IpAddr) -> [Object; 2] {
     let labels =
         json!({ "kubernetes.io/service-name": name, "service.kubernetes.io/headless": "" });
@@ -106,7 +106,7 @@ fn host_resolves_names_of_the_cluster() -> Result<()> {
     leads_to(&fixture, c, &format!("db-0.db.default.{DOMAIN}"), &[pod])?;
     leads_to(&fixture, c, &format!("nothing.default.{DOMAIN}"), &[])?;
     leads_to(&fixture, c, "example.com", &[])?;
-    // The name server has a name as well, which its records name.
+    // The records contain the name server's name, which resolves too.
     leads_to(
         &fixture,
         c,
@@ -114,7 +114,7 @@ fn host_resolves_names_of_the_cluster() -> Result<()> {
         &[[127, 0, 0, 153].into()],
     )?;
 
-    // Names follow the cluster.
+    // Names follow the endpoints.
     let moved = fixture.lab.host("p2a").addrs.v4.into();
     fixture.cluster.put(&headless("db", "db-1", moved)[1])?;
     leads_to(&fixture, c, &format!("db.default.{DOMAIN}"), &[moved])?;
@@ -140,7 +140,7 @@ fn host_has_another_domain_or_serves_no_names() -> Result<()> {
     leads_to(&fixture, c, "web.default.svc.prod.example", &ips)?;
     leads_to(&fixture, c, &format!("web.default.{DOMAIN}"), &[])?;
     kpx.stop()?;
-    // By IPv6, where a program has such a resolver.
+    // A program may have an IPv6 resolver.
     let kpx = fixture.outside(c, &["--dns-address", "[::1]:53"])?;
     wait_until(DEADLINE, "names are answered by IPv6", || {
         let mut found = lookup_at(&fixture, c, "::1", &format!("web.default.{DOMAIN}"))?;
@@ -200,8 +200,7 @@ fn taken_address_costs_the_names_alone() -> Result<()> {
     kpx.stop()
 }
 
-/// Where a kube-proxy has set `route_localnet`, packets for loopback addresses come in by any
-/// device.
+/// Where kube-proxy has set `route_localnet`, packets for loopback addresses enter by any device.
 #[test]
 fn strangers_resolve_no_names() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
@@ -220,7 +219,7 @@ fn strangers_resolve_no_names() -> Result<()> {
     stranger
         .ns
         .ip(&format!("route add 127.0.0.153/32 via {}", c.addrs.v4))?;
-    // The packets do arrive: a server of the machine's own would answer them.
+    // The packets arrive: a server of this machine would answer them.
     let own =
         c.ns.run(|| std::net::TcpListener::bind("127.0.0.153:5353"))?;
     let reached = stranger
@@ -236,8 +235,8 @@ fn strangers_resolve_no_names() -> Result<()> {
     kpx.stop()
 }
 
-/// A program in the place of `resolvectl` keeps what it is told. What systemd-resolved makes of it
-/// is not seen here.
+/// A script in the place of `resolvectl` records its arguments. The effect on systemd-resolved is
+/// outside of this test.
 #[test]
 fn kpx_configures_systemd_resolved() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
@@ -252,8 +251,8 @@ fn kpx_configures_systemd_resolved() -> Result<()> {
     )?;
     fs::set_permissions(&tool, fs::Permissions::from_mode(0o755))?;
 
-    // In another machine's namespace, its systemd-resolved would take the number of the device for
-    // one of its own.
+    // In a foreign network namespace, systemd-resolved would apply the device's index to one of its
+    // own devices.
     let path = format!("{}:{}", tools.display(), std::env::var("PATH")?);
     let mut by = Command::new("env");
     by.env("PATH", &path);
@@ -277,7 +276,7 @@ fn kpx_configures_systemd_resolved() -> Result<()> {
     ensure!(!told.exists(), "{}", fs::read_to_string(&told)?);
     kpx.stop()?;
 
-    // In a container with an init of its own, both see the same devices.
+    // In a container with its own init, kpx and systemd-resolved share the devices.
     let mut by = Command::new("unshare");
     by.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
         .env("PATH", &path);

@@ -1,5 +1,5 @@
-//! A real systemd-resolved on a host outside of the cluster asks kpx for names of the cluster, and
-//! another server for all others.
+//! A real systemd-resolved on a host outside of the cluster queries kpx for the cluster's names,
+//! and another server for all other names.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -20,10 +20,10 @@ const STUB: &str = "127.0.0.53";
 const UPSTREAM: &str = "127.0.0.77";
 const BUS: &str = "unix:path=/run/systemd/bus";
 
-/// A machine's own bus and systemd-resolved, then the program that follows.
+/// Runs a bus and systemd-resolved, then the program that follows.
 ///
-/// They see their own processes and a /run/systemd of their own, where systemd-resolved finds the
-/// server for all names that no device claims: /etc/resolv.conf may be a link to there. Its user
+/// They have their own PID namespace and /run/systemd, where systemd-resolved finds the server for
+/// all names that no device claims: /etc/resolv.conf may link there. The user of systemd-resolved
 /// need not exist on the machine of the test.
 const SCRIPT: &str = "set -e
 mkdir -p /run/systemd
@@ -42,7 +42,7 @@ const BUS_CONF: &str = "<!DOCTYPE busconfig PUBLIC \"-//freedesktop//DTD D-Bus B
 <policy context=\"default\"><allow user=\"*\"/><allow own=\"*\"/><allow send_destination=\"*\"/><allow receive_sender=\"*\"/>
 <allow send_type=\"method_call\"/></policy></busconfig>";
 
-/// Returns the folder of Debian's unpacked package, where `cargo xtask setup` puts it.
+/// Returns the folder of the unpacked Debian package, from `cargo xtask setup`.
 fn tools() -> Result<PathBuf> {
     let own = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -54,7 +54,7 @@ fn tools() -> Result<PathBuf> {
         .with_context(|| format!("no {}: `cargo xtask setup` makes it", folder.display()))
 }
 
-/// A name server without names, which records its queries.
+/// An empty name server, which records its queries.
 struct Upstream(Arc<Mutex<Vec<String>>>);
 
 impl Upstream {
@@ -98,7 +98,7 @@ fn answer_all(socket: &UdpSocket, asked: &Weak<Mutex<Vec<String>>>) {
     }
 }
 
-/// Returns the name at the beginning of a question.
+/// Returns the name at the start of a DNS question.
 fn name(mut question: &[u8]) -> String {
     let mut labels = Vec::new();
     while let [length @ 1..=63, rest @ ..] = question {

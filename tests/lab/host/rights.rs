@@ -28,7 +28,7 @@ fn kpx_asks_for_what_the_roles_grant_and_the_check_misses_it() -> Result<()> {
     let of_tunnel = role_of(OF_TUNNEL)?;
     let kpx = fixture.outside(c, &[])?;
     fixture.refused(c, |family| web.frontend(family))?;
-    // Watches begin after lists, and each at its own time.
+    // Watches begin after their lists, each at its own time.
     let is_all = |rights: &BTreeSet<(&str, &str, &str)>| {
         let traffic = api.traffic();
         let asked: Vec<(&str, &str, &str)> = traffic.kinds().collect();

@@ -16,7 +16,7 @@ use crate::host::fixture::{Fixture, PORT, is_as_before, state, unreachable};
 
 const TUNNEL: [&str; 2] = ["--tunnel", "tcp"];
 
-/// Returns the sockets of the tunnel's entry.
+/// Returns the addresses at which the tunnel listens.
 fn starts(kpx: &Agent<'_>) -> Result<Vec<SocketAddr>> {
     let status = kpx.status()?;
     let addresses = status["tunnel"]["addresses"]
@@ -77,11 +77,11 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
         &["p1b", "p2a"],
         None,
     )?;
-    // More than any buffer on the way, and more than one question.
+    // More data than the buffers on the path hold, in more than one request.
     let mut connection = Dial::new(Protocol::Tcp, web.frontend(Family::V4)).connect(&c.ns)?;
     let first = connection.exchange(&vec![7; 1 << 20])?;
     ensure!(connection.exchange(b"once more")?.backend == first.backend);
-    // What is no TCP, and endpoints that are no pods, are as before.
+    // UDP, and endpoints that are not pods, are refused as without the tunnel.
     for family in Family::ALL {
         let udp = Dial::new(Protocol::Udp, web.frontend(family)).exchange(&c.ns, b"hello");
         ensure!(matches!(udp, Err(Fault::Refused)), "{udp:?}");
@@ -104,7 +104,7 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
         "{}",
         kpx.status()?["tunnel"]
     );
-    // A client that has closed its direction gets its answer.
+    // A client that has closed its sending direction gets its answer.
     let mut stream = connect(c, web.frontend(Family::V6))?;
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
     stream.shutdown(Shutdown::Write)?;
@@ -130,8 +130,8 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
     is_as_before(c, &before)
 }
 
-/// Checks that a port out of reach is not called down for the whole cluster, while another port of
-/// its Service is reached.
+/// Checks that kpx reports only the port out of reach, and not the whole cluster, while another
+/// port of its Service is reachable.
 fn part_out_of_reach_is_named(run: impl Fn(&str) -> Result<String>) -> Result<()> {
     let why = "first 10.244.1.3:8080: only the default route, and the Service has no node port";
     let told = run("trace --host --to svc/default/web:80/udp")?;
@@ -169,7 +169,7 @@ fn part_out_of_reach_is_named(run: impl Fn(&str) -> Result<String>) -> Result<()
     Ok(())
 }
 
-/// Checks what `kpx backends` says of the ways to the backends of ports.
+/// Checks the paths that `kpx backends` shows for ports.
 fn ways(kpx: &Agent<'_>, host: &Host, expected: &[(&str, &str)]) -> Result<()> {
     let rows: Value = serde_json::from_str(&told(kpx, host, "backends --output json")?)?;
     for (port, way) in expected {
@@ -203,7 +203,7 @@ fn ways(kpx: &Agent<'_>, host: &Host, expected: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// Asks as a person does.
+/// Checks that curl reaches Services by their names.
 fn by_name(fixture: &Fixture, host: &Host) -> Result<()> {
     let file = fixture.lab.dir().join("resolv.conf");
     std::fs::write(&file, "nameserver 127.0.0.153\n")?;
@@ -226,7 +226,7 @@ fn tunnel_carries_connections_of_its_host_alone() -> Result<()> {
         .iter()
         .try_for_each(|service| fixture.put(service))?;
     fixture.cluster.reach(&fixture.lab, &["p1b"])?;
-    // A host on which packets of strangers reach its loopback addresses.
+    // A host where foreign packets reach loopback addresses.
     for key in [
         "ipv4/ip_forward",
         "ipv4/conf/all/route_localnet",
@@ -244,7 +244,8 @@ fn tunnel_carries_connections_of_its_host_alone() -> Result<()> {
     running.agent.stop()
 }
 
-/// One that is served, one at a port where no process listens, and one of a pod that is gone.
+/// Returns a Service that is served, a Service whose port has no listener, and a Service whose pod
+/// is gone.
 fn services() -> [Service; 3] {
     [
         Service::new("web", 10, &["p1b"], PORT),
@@ -327,7 +328,7 @@ fn failed_stream_resets_the_connection_and_says_why(running: &Running<Fixture>) 
     wait_until(DEADLINE, "all is well again", || Ok(failure()?.is_null()))
 }
 
-/// The tunnel is for connections of this machine's programs to Services, as ClusterIPs are.
+/// Only connections of this machine's programs to Services use the tunnel, as with ClusterIPs.
 fn tunnel_is_closed_to_strangers(running: &Running<Fixture>) -> Result<()> {
     let Running {
         fixture,
@@ -348,7 +349,7 @@ fn tunnel_is_closed_to_strangers(running: &Running<Fixture>) -> Result<()> {
     let opened = || -> Result<Value> { Ok(kpx.status()?["tunnel"]["opened"].clone()) };
     let before = opened()?;
     for start in &starts {
-        // A program of this machine that dials the tunnel itself has named no Service.
+        // A direct dial of the tunnel names no Service.
         ensure!(is_reset(c, *start), "{start}");
         let family = if start.is_ipv4() {
             Family::V4
@@ -359,7 +360,7 @@ fn tunnel_is_closed_to_strangers(running: &Running<Fixture>) -> Result<()> {
         stranger
             .ns
             .ip(&format!("route add {} via {via}", start.ip()))?;
-        // The packets do arrive: a server without the filter answers them.
+        // The packets arrive: a server without the filter answers them.
         let own = c.ns.run(|| TcpListener::bind((start.ip(), 5353)))?;
         connect(stranger, (start.ip(), 5353).into()).context("the way to the address")?;
         drop(own);

@@ -18,7 +18,7 @@ const UNIT: &str = include_str!("../../../deploy/systemd/kpx.service");
 fn systemd_takes_the_unit() -> Result<()> {
     let dir = tempfile::TempDir::with_prefix("kpx-")?;
     let unit = dir.path().join("kpx.service");
-    // systemd wants to see the program.
+    // systemd-analyze checks that the program exists.
     let text = UNIT.replace(
         "/usr/bin/kpx",
         binary()?.to_str().context("a path in UTF-8")?,
@@ -38,8 +38,7 @@ fn systemd_takes_the_unit() -> Result<()> {
     Ok(())
 }
 
-/// All that kpx does on a host, with no other capability than the unit grants, and from the
-/// configuration that lies beside it.
+/// kpx does all of its work on a host with the unit's capabilities and the example configuration.
 #[test]
 fn capabilities_of_the_unit_suffice() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
@@ -90,7 +89,7 @@ fn capabilities_of_the_unit_suffice() -> Result<()> {
     is_as_before(c, &before)
 }
 
-/// `host.yaml`, with the fixture's kubeconfig, and routes through nodes.
+/// Returns `host.yaml` with the fixture's kubeconfig, and routes through nodes.
 fn configuration(dir: &Path, bpf_dir: &Path, source: Source<'_>) -> Result<std::path::PathBuf> {
     let Source::Kubeconfig(kubeconfig) = source else {
         unreachable!("the fixture has an API server")

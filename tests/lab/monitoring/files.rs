@@ -29,7 +29,7 @@ fn rules() -> Result<Value> {
     )?)?)
 }
 
-/// Alerts, each with its name.
+/// Returns the alerts, each with its name.
 fn alerts() -> Result<Vec<(String, Value)>> {
     let rules = rules()?;
     let groups = rules["groups"].as_array().context("groups")?;
@@ -50,7 +50,7 @@ fn alerts() -> Result<Vec<(String, Value)>> {
         .collect()
 }
 
-/// Panels, each with its title; rows are none.
+/// Returns the panels without rows, each with its title.
 fn panels() -> Result<Vec<(String, Value)>> {
     let dashboard = dashboard()?;
     let panels = dashboard["panels"].as_array().context("panels")?;
@@ -65,7 +65,7 @@ fn panels() -> Result<Vec<(String, Value)>> {
         .collect()
 }
 
-/// All that is asked of Prometheus, with the place where it stands.
+/// Returns all queries, each with its place in the files.
 pub(crate) fn queries() -> Result<Vec<(String, String)>> {
     let mut queries = Vec::new();
     for (title, panel) in panels()? {
@@ -115,7 +115,7 @@ fn alerts_say_what_is_wrong_and_what_to_do() -> Result<()> {
             "{name}: {} is not {runbook}",
             annotation("runbook_url")
         );
-        // A count over an hour has waited already.
+        // A count over an hour needs no `for`.
         ensure!(
             alert["for"].is_string()
                 || alert["expr"]

@@ -7,20 +7,20 @@ use promql_parser::label::{MatchOp, Matcher};
 use promql_parser::parser::{self, AggregateExpr, BinaryExpr, Expr, LabelModifier};
 use testbed::exposition::{Exposition, Sample};
 
-/// Labels that a scrape gives to every series of a target, beside those that the target has.
+/// Labels that a scrape adds to every series of a target.
 const TARGET_LABELS: [&str; 2] = ["job", "instance"];
-/// A series that Prometheus itself makes of each target.
+/// A series that Prometheus itself adds for each target.
 const UP: &str = "up";
 
 #[derive(Debug)]
 pub(crate) struct Selector {
     pub(crate) name: String,
     matchers: Vec<Matcher>,
-    /// By which its series are told apart further out.
+    /// The labels by which the enclosing expressions distinguish its series.
     labels: BTreeSet<String>,
 }
 
-/// Returns the selectors of a query of Grafana's, where variables stand for anything.
+/// Returns the selectors of a Grafana query, in which variables match anything.
 pub(crate) fn selectors(text: &str) -> Result<Vec<Selector>> {
     let text = text
         .replace("$__rate_interval", "5m")
@@ -34,7 +34,7 @@ pub(crate) fn selectors(text: &str) -> Result<Vec<Selector>> {
     Ok(found)
 }
 
-/// The scrape must have the metric, its series the labels; one of them must match.
+/// Checks that the metric exists, that its series have the labels, and that a series matches.
 pub(crate) fn check(selector: &Selector, metrics: &Exposition) -> Result<()> {
     let Selector {
         name,
@@ -63,7 +63,7 @@ pub(crate) fn check(selector: &Selector, metrics: &Exposition) -> Result<()> {
             "{name} has no label {label}"
         );
     }
-    // Codes of HTTP come with what has happened.
+    // Which HTTP codes exist depends on past requests.
     let told = matchers.iter().filter(|matcher| {
         matcher.name != "code" && !TARGET_LABELS.contains(&matcher.name.as_str())
     });
@@ -85,7 +85,8 @@ fn is_match(matcher: &Matcher, value: &str) -> bool {
     }
 }
 
-/// `labels` are those that the expressions around this one need.
+/// Collects the selectors of an expression. `labels` are the labels that the enclosing expressions
+/// need.
 fn walk(expr: &Expr, labels: &BTreeSet<String>, found: &mut Vec<Selector>) -> Result<()> {
     match expr {
         Expr::VectorSelector(selector) => {

@@ -117,7 +117,7 @@ fn listeners_follow_the_services_and_the_addresses() {
             "it listens where it should not"
         );
 
-        // One that stays is left alone: a connection lives on, and sees the new count.
+        // An unchanged check keeps its listener: a connection lives on and sees the new count.
         let mut kept = TcpStream::connect("192.0.2.1:30100").await?;
         checks.set(&wanted(&[("web", 30100, 7)])).await;
         closes("192.0.2.1:30200").await?;
@@ -127,7 +127,8 @@ fn listeners_follow_the_services_and_the_addresses() {
         timeout(DEADLINE, kept.read_to_string(&mut answer)).await??;
         ensure!(answer.contains("\"localEndpoints\": 7"), "{answer}");
 
-        // A port passes to another Service, and its own moves: both in one go.
+        // A port passes to another Service in the same update that moves its old Service to a new
+        // port.
         let idle = TcpStream::connect("192.0.2.1:30100").await?;
         set_all(
             &mut checks,
@@ -260,7 +261,7 @@ fn ports_beyond_the_room_go_to_the_namespaces_in_turn() {
     });
 }
 
-/// 192.0.2.1 and fd00::1, on the device that has its carrier at once.
+/// Adds 192.0.2.1 and fd00::1 to lo, which has its carrier at once.
 async fn node() -> Result<()> {
     for command in [
         "link set lo up",
@@ -314,8 +315,8 @@ async fn ask(to: &str, request: &str) -> Result<(String, Vec<String>, String)> {
     ))
 }
 
-/// Sets checks until all of them have their ports. A process that another test starts holds copies
-/// of this one's sockets, until it runs its own program.
+/// Sets checks until all of them have their ports. A child process of another test holds copies of
+/// this process's sockets until it calls exec.
 async fn set_all(
     checks: &mut HealthChecks,
     want: &[(&str, u16, usize)],
@@ -333,7 +334,7 @@ async fn set_all(
         .with_context(|| format!("{:?}", health.problems()))
 }
 
-/// Waits until a port is closed, also in the copies that [`set_all`] waits for.
+/// Waits until a port is closed, also in the copies described at [`set_all`].
 async fn closes(to: &str) -> Result<()> {
     timeout(DEADLINE, async { while !is_closed(to).await {} })
         .await

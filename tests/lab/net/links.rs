@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use crate::net::{Netns, handle, in_netns, ip};
 
-/// From the start of the `ip` process to the event: a pod must be served before it sends.
+/// The limit from the start of `ip` to the event: kpx must serve a pod before its first packet.
 const LATENCY: Duration = Duration::from_millis(100);
 
 #[test]
@@ -110,7 +110,7 @@ fn a_veth_becomes_a_pods_when_its_other_end_leaves() {
                 d.has("v0") && d.role("v0") == Role::Ignored("its bridge is served")
             })
             .await?;
-        // The other end stays down: the kernel has no reason yet to say anything of this one.
+        // The other end stays down, so the kernel sends no event for this end yet.
         ip(&format!("link set v1 netns {}", pod.tid)).await?;
         let apart = Role::Ignored("the node is not on its bridge");
         devices
@@ -147,7 +147,7 @@ fn routes_tell_whether_a_pod_is_behind_a_veth_with_an_address() {
                 d.addrs("v0").len() == 2 && !d.is_pod("v0")
             })
             .await?;
-        // Its plugin adds the route last.
+        // The CNI plugin adds the route last.
         for (change, is_pod) in [
             ("route add 10.244.1.2/32 dev v0", true),
             ("route add 10.9.0.0/24 dev v0", false),
@@ -168,7 +168,7 @@ fn routes_tell_whether_a_pod_is_behind_a_veth_with_an_address() {
             ip(change).await.with_context(|| change.to_owned())?;
             devices.until(change, |d| d.is_pod("v0") == is_pod).await?;
         }
-        // With a device that goes down the kernel drops its routes, and says nothing.
+        // The kernel drops the routes of a device that goes down without an event.
         ip("route add 10.244.1.2/32 dev v0").await?;
         devices.until("a pod's again", |d| d.is_pod("v0")).await?;
         ip("link set v0 down").await?;
@@ -221,7 +221,8 @@ fn an_address_counts_only_after_duplicate_address_detection() {
         ip("link set v1 up").await?;
         ip("link set v0 up").await?;
         ip("addr add fd00::1/64 dev v0").await?;
-        // Comes after the address, so that one's absence means something.
+        // This address follows the first address, so that the absence of the first address is
+        // conclusive.
         ip("addr add fd00::2/64 dev v0 nodad").await?;
         devices
             .until("the unchecked one", |d| {
@@ -246,8 +247,8 @@ fn lost_events_lead_to_a_new_list() {
         let mut devices = Devices::watch().await?;
         ip("link add v0 type veth peer name v1").await?;
         devices.until("a veth", |d| d.has("v0")).await?;
-        // More than the socket's buffer takes, while this thread, and with it the watch, does
-        // nothing else.
+        // More events than the socket's buffer holds, while this thread blocks and the watch does
+        // not run.
         let changes: String = (0..12_000)
             .map(|i| format!("link set v0 mtu {}\n", 1400 + i % 2))
             .collect();

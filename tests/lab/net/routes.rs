@@ -90,7 +90,7 @@ fn routes_are_what_is_wanted_and_foreign_ones_stay() {
         );
         ensure!(ours().await? == [all[0], all[3]], "{:?}", ours().await?);
 
-        // Deleted twice, by somebody else and by us: fine.
+        // A foreign program has deleted the route already: kpx ignores that.
         ip("route del 10.96.0.0/16").await?;
         let report = routes.reconcile(&wanted(&[])).await?;
         ensure!(
@@ -124,7 +124,7 @@ fn routes_follow_the_nodes_address() {
         };
         routes.reconcile(&of("192.0.2.1", "fd00::1")).await?;
 
-        // Not assigned yet: what was there stays, and the next pass tries again.
+        // The sources are not assigned yet: the old routes stay, and the next pass retries.
         let report = routes.reconcile(&of("192.0.2.2", "fd00::2")).await?;
         ensure!(
             report.replaced == 0 && report.refused.len() == 2,
@@ -266,8 +266,8 @@ fn a_thousand_host_routes_are_written() {
     });
 }
 
-/// The kernel refuses a dump beside another one of its socket. The second one is sent before the
-/// first one is read.
+/// The kernel refuses a second dump on a socket while a dump is in progress. The second request is
+/// sent before the first answer is read.
 #[test]
 fn dumps_of_one_socket_wait_for_each_other() {
     in_netns(async {

@@ -1,4 +1,4 @@
-//! Rules: packets of the host's own sockets to a frontend go to the anchor, and no others.
+//! Rules: only packets of the host's own sockets to a frontend go to the anchor.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::net::{handle, in_netns, ip, run};
 fn rules_are_what_is_wanted_and_foreign_ones_stay() {
     in_netns(async {
         node().await?;
-        // Another's at our preference, and one with our protocol elsewhere.
+        // A foreign rule at kpx's preference, and a rule with kpx's protocol at another preference.
         ip("rule add pref 75 iif lo to 203.0.113.9 lookup 100").await?;
         ip("rule add pref 90 iif lo to 203.0.113.9 lookup 100 protocol 75").await?;
         ip("-6 rule add pref 75 iif lo to 2001:db8::9 lookup 100").await?;
@@ -92,7 +92,7 @@ fn rules_are_what_is_wanted_and_foreign_ones_stay() {
             "{report:?}"
         );
 
-        // Deleted twice, and put twice, by somebody else and by us: fine.
+        // A foreign program has deleted a rule and added a rule already: kpx ignores both.
         ip("rule del pref 75 iif lo to 203.0.113.7 ipproto tcp dport 81").await?;
         ip("rule add pref 75 iif lo to 203.0.113.7 ipproto tcp dport 82 lookup 7041144 protocol 75").await?;
         let report = rules
@@ -195,7 +195,7 @@ fn only_the_hosts_own_packets_to_a_frontend_take_the_route() {
                 "2001:db8::7 ipproto tcp dport 81",
                 "from :: via fd00::fe dev eth0 src fd00::1",
             ),
-            // The host's own address stays its own.
+            // The host's own address stays local.
             (
                 "192.0.2.1 ipproto tcp dport 80",
                 "dev lo table local src 192.0.2.1",
@@ -236,8 +236,7 @@ fn rules_do_no_harm_where_ipv6_is_off() {
     });
 }
 
-/// Leads tcp:80 of an address of each family, and of the node itself, to the anchor; and what is
-/// marked.
+/// Routes tcp:80 of an address of each family and of the node, and marked packets, to the anchor.
 async fn lead(handle: &Handle, anchor: u32) -> Result<RouteReport> {
     let default = |dst: &str, src: &str| {
         Ok(Route {
@@ -274,7 +273,7 @@ async fn lead(handle: &Handle, anchor: u32) -> Result<RouteReport> {
         .await
 }
 
-/// eth0 with 192.0.2.1/24 and fd00::1/64, and default routes.
+/// Makes eth0 with 192.0.2.1/24 and fd00::1/64, and default routes.
 async fn node() -> Result<()> {
     crate::net::node().await?;
     ip("route add default via 192.0.2.254").await?;

@@ -1,4 +1,4 @@
-//! Addresses that Linux takes for unicast, and other programs do not: pods and ClusterIPs in
+//! Addresses that Linux treats as unicast, unlike other programs: pods and ClusterIPs in
 //! 240.0.0.0/4, clients in 169.254.0.0/16 and 0.0.0.0/8.
 
 use std::net::{IpAddr, SocketAddr};
@@ -9,13 +9,13 @@ use testbed::echo::{Dial, Protocol, Servers};
 use testbed::lab::{Dual, Host};
 use testbed::netns::NetNs;
 
-/// The node, and its second address on the outside machine's link.
+/// The node's address, and its second address on the outside machine's link.
 const NODE: &str = "192.0.2.1";
 const BESIDE: &str = "169.254.7.1";
 const NODE_PORT: u16 = 30_055;
 const PORT: u16 = 8_080;
 
-/// A node with two pods, and a machine beside it.
+/// A node with two pods, and a machine on its link.
 struct Machines {
     node: NetNs,
     outside: NetNs,
@@ -83,7 +83,7 @@ fn clients_at_link_local_addresses_and_in_net_0_are_answered() -> Result<()> {
     Ok(())
 }
 
-/// Dials several times, so that later packets of a flow take the ways that are theirs.
+/// Exchanges several messages over each flow, because later packets take other code paths.
 fn is_answered(from: &NetNs, to: SocketAddr, source: Option<IpAddr>) -> Result<()> {
     for protocol in Protocol::COMMON {
         let dial = Dial {
@@ -102,7 +102,7 @@ fn is_answered(from: &NetNs, to: SocketAddr, source: Option<IpAddr>) -> Result<(
 }
 
 impl Machines {
-    /// `net` is the first half of the pods' addresses.
+    /// Makes the machines. `net` is the first half of the pods' addresses.
     fn make(name: &str, net: &str, servers: &Servers) -> Result<Self> {
         let ns = |role: &str| NetNs::create(format!("kpx-{}-{name}-{role}", std::process::id()));
         let node = ns("n")?;
@@ -161,7 +161,7 @@ impl Machines {
         })
     }
 
-    /// Starts kpx with a Service of the second pod. `net` is the first half of ClusterIPs.
+    /// Starts kpx with a Service of the second pod. `net` is the first half of the ClusterIPs.
     fn start(&self, net: &str, arguments: &str) -> Result<Agent<'_>> {
         let objects = OBJECTS
             .replace("BACKEND", &self.pods[1].to_string())

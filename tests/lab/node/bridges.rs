@@ -1,4 +1,4 @@
-//! Networks of the node that have nothing to do with the cluster, but addresses of its ServiceCIDR.
+//! The node's own networks outside of the cluster, with addresses of its ServiceCIDR.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ fn bridge_that_the_node_is_not_on_is_left_alone() -> Result<()> {
         ["fd00:96::a1/112", "fd00:96::a2/112"],
     )?;
     let kpx = Agent::start_alone(&node, &[("shop", SHOP)], CIDRS)?.healthy()?;
-    // One of these has the address of a frontend, and the others no Service.
+    // The first two addresses are frontends; the other addresses have no Service.
     for to in [
         "10.96.200.2:80",
         "[fd00:96::a2]:80",
@@ -31,7 +31,7 @@ fn bridge_that_the_node_is_not_on_is_left_alone() -> Result<()> {
     kpx.stop()
 }
 
-/// A network of Docker's may lie within the ServiceCIDR (172.20.0.0/16 in EKS).
+/// A Docker network may lie within the ServiceCIDR (172.20.0.0/16 in EKS).
 #[test]
 fn neighbours_on_a_bridge_within_the_service_cidr_reach_each_other() -> Result<()> {
     let node = NetNs::machine("docker")?;
@@ -72,7 +72,7 @@ fn neighbours(node: &NetNs, v4: [&str; 2], v6: [&str; 2]) -> Result<[NetNs; 2]> 
     Ok([make(0)?, make(1)?])
 }
 
-/// Lets the server greet a client.
+/// Checks that a client gets the server's greeting.
 fn talks(client: &NetNs, server: &NetNs, to: &str) -> Result<()> {
     let listener = server
         .run(|| TcpListener::bind(to))
@@ -98,7 +98,7 @@ fn talks(client: &NetNs, server: &NetNs, to: &str) -> Result<()> {
     Ok(())
 }
 
-/// Its ClusterIPs are addresses of one of the bridge's hosts.
+/// The ClusterIPs are addresses of a host on the bridge.
 const SHOP: &str = r#"
 apiVersion: v1
 kind: Service

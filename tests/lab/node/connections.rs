@@ -36,7 +36,7 @@ fn counts_of_backends_become_what_the_flow_table_shows() -> Result<()> {
             now_secs,
         ),
         (3, 1, Flow::<Addr4>::COUNTED, fin, Seen::PACKET, now_secs),
-        // Neither what was not counted, nor what has ended, nor what the sweep removes.
+        // The sweep excludes uncounted flows, ended flows, and flows that it removes.
         (4, 1, 0, Seen::PACKET, Seen::PACKET, now_secs),
         (5, 1, Flow::<Addr4>::COUNTED, fin, fin, now_secs),
         (

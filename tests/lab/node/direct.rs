@@ -1,4 +1,4 @@
-//! Connections of pods to backends without a Service, beside flows of the same ports.
+//! Direct connections of pods to backends, while flows through a Service use the same ports.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ const PORT: u16 = 8080;
 fn neighbours_syn_through_service_leaves_direct_connection_alone() -> Result<()> {
     for layout in [Layout::Bridge, Layout::Vxlan] {
         let base = ServedLab::with_manifests(layout)?.serve_all(PORT)?;
-        // The backends: a pod on the same bridge, and one of another node.
+        // The backends: a pod on the same bridge, and a pod of another node.
         let services = [
             ("p1c", Service::new("near", 10, &["p1c"], PORT)),
             ("p2a", Service::new("far", 11, &["p2a"], PORT)),
@@ -84,7 +84,7 @@ fn pod_reaches_service_from_port_of_its_direct_connection() -> Result<()> {
             };
             let mut direct = from(backend).connect(&client.ns).with_context(what)?;
             direct.exchange(b"before").with_context(what)?;
-            // The SYN comes again after a second, and gets another port then.
+            // The client repeats the SYN after a second, and gets another port then.
             let mut served = from(service.frontend(family))
                 .connect(&client.ns)
                 .with_context(what)?;

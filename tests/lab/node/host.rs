@@ -1,4 +1,4 @@
-//! The host's way to external frontends, and the health checks of their Services.
+//! The host's path to external frontends, and the health checks of their Services.
 
 use std::process::Command;
 
@@ -30,7 +30,7 @@ fn the_hosts_routes_follow_objects_and_addresses() -> Result<()> {
     );
     ensure!(way(&node, "2001:db8::7", "tcp", 443)?.contains("dev kpx0 table 7041144"));
 
-    // The host's own address needs no rule, for as long as it is.
+    // An address needs no rule while the host has it.
     node.ip("addr add 203.0.113.7/32 dev eth0")?;
     are(&SHOP_FRONTENDS[..2])?;
     node.ip("addr del 203.0.113.7/32 dev eth0")?;
@@ -169,7 +169,7 @@ fn health_check_lives_as_long_as_its_service() -> Result<()> {
     answers(200, "\"localEndpoints\": 1")?;
     ensure!(ask(&node, "[fd00::1]:32100").is_err() && ask(&node, "127.0.0.1:32100").is_err());
 
-    // It listens where node ports are taken, also at addresses that come later.
+    // The health check listens wherever node ports do, also at later addresses.
     node.ip("addr add 192.0.2.2/24 dev eth0")?;
     wait_until(DEADLINE, "the new address answers", || {
         Ok(ask(&node, "192.0.2.2:32100").is_ok())
@@ -219,8 +219,8 @@ fn rules(node: &NetNs) -> Result<String> {
     Ok(show("-4")? + &show("-6")?)
 }
 
-/// All that kpx changes on a node for the host's own packets: rules, and routes but those that the
-/// kernel itself makes of addresses.
+/// Returns all state that kpx changes for the host's own packets: rules, and routes without those
+/// that the kernel makes for addresses.
 fn state(node: &NetNs) -> Result<String> {
     let mut state = rules(node)?;
     for family in ["-4", "-6"] {

@@ -1,5 +1,4 @@
-//! Node ports at 127.0.0.1 and ::1 (KEP-6032): the host's own programs are served, and nothing else
-//! is.
+//! Node ports at 127.0.0.1 and ::1 (KEP-6032): only the host's own programs are served.
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::thread;
@@ -32,7 +31,7 @@ fn the_host_alone_reaches_node_ports_at_its_loopback_addresses() -> Result<()> {
     for (to, seen) in [
         ("127.0.0.1:30443", "192.0.2.1"),
         ("[::1]:30443", "fd00::1"),
-        // A server of the host must not take the client for one that may do all.
+        // The backend on the host must not see a loopback client, which it might trust.
         ("127.0.0.1:30444", "192.0.2.1"),
         ("[::1]:30444", "fd00::1"),
         ("192.0.2.1:30443", "192.0.2.1"),
@@ -46,7 +45,8 @@ fn the_host_alone_reaches_node_ports_at_its_loopback_addresses() -> Result<()> {
             "UDP, {to}"
         );
     }
-    // As the KEP has it. In mode iptables the node itself needs no endpoint of its own.
+    // KEP-6032 refuses these addresses. kube-proxy's mode iptables serves the node itself without a
+    // local endpoint.
     for to in [
         "127.0.0.1:30445",
         "[::1]:30445",
@@ -61,8 +61,8 @@ fn the_host_alone_reaches_node_ports_at_its_loopback_addresses() -> Result<()> {
             == ["1", "0", "0"]
     );
 
-    // Neither a pod nor a machine behind an uplink gets in by that, even where a kube-proxy has
-    // opened all devices.
+    // Pods and machines behind an uplink cannot reach a loopback address, even where kube-proxy has
+    // set `route_localnet` for all devices.
     lead_out(&pod)?;
     let resets = own_resets(&node)?;
     ensure!(
@@ -99,7 +99,7 @@ fn the_host_alone_reaches_node_ports_at_its_loopback_addresses() -> Result<()> {
     kpx.stop()
 }
 
-/// Lets a pod send packets for 127.0.0.1 out of its device.
+/// Routes a pod's packets for 127.0.0.1 out of its device.
 fn lead_out(pod: &NetNs) -> Result<()> {
     pod.sysctl("ipv4/conf/all/route_localnet", "1")?;
     pod.sysctl("ipv4/conf/all/rp_filter", "0")?;
@@ -108,7 +108,7 @@ fn lead_out(pod: &NetNs) -> Result<()> {
          route add 127.0.0.1/32 via 169.254.1.1 dev eth0 onlink src 10.244.1.5")
 }
 
-/// Tells each client by TCP and UDP its address, until the test process ends.
+/// Answers each client by TCP and UDP with the client's address, until the test process ends.
 fn serve(ns: &NetNs, addrs: &[&str]) -> Result<()> {
     for addr in addrs {
         answer(ns, addr, |from| from.ip().to_string())?;

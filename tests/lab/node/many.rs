@@ -1,4 +1,4 @@
-//! Looks at more Services than one answer of the agent's loop has.
+//! More Services than one answer of the agent's loop holds.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use testbed::agent::{Agent, DEADLINE, kpx, wait_until};
 use testbed::netns::NetNs;
 
-/// The number of Services, which is no multiple of an answer's.
+/// The number of Services, which is not a multiple of an answer's size.
 const SERVICES: usize = 700;
 
 #[test]
@@ -46,7 +46,7 @@ fn cli_lists_each_of_many_services_once() -> Result<()> {
     agent.stop()
 }
 
-/// Returns a name that does not follow the order of the numbers, in one of seven namespaces.
+/// Returns a name in one of seven namespaces, so that names and numbers differ in order.
 fn name(nth: usize) -> String {
     format!("ns{}/web-{nth}", nth % 7)
 }

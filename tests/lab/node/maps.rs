@@ -82,7 +82,7 @@ fn hash<K: Pod + Ord + Hash, V: Pod>(map: Map) -> Result<BTreeMap<K, V>> {
 fn family_nets<A: Addr + Pod>(map: Map) -> Result<Vec<String>> {
     let map: LpmTrie<MapData, A, u32> = map.try_into()?;
     let rows = map.iter().collect::<Result<Vec<_>, _>>()?;
-    // Other bits belong to networks that are known for another reason.
+    // Other bits mark networks with another origin.
     let counted = rows.iter().filter(|(_, value)| value & 1 != 0);
     let mut nets: Vec<_> = counted
         .map(|(key, _)| format!("{}/{}", key.data().ip(), key.prefix_len()))

@@ -1,5 +1,5 @@
-//! Source ports that two programs use towards one backend: kpx for a client that it masquerades,
-//! and netfilter or a node's own process.
+//! Source ports that two programs use towards the same backend: kpx for a masqueraded client, and
+//! netfilter or a process of the node.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use testbed::served_lab::ServedLab;
 const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
 
-/// A flow whose client spoke this long ago counts as silent.
+/// A flow whose client has been idle for this long counts as silent.
 const SILENT: Duration = Duration::from_secs(6);
 
 #[test]
@@ -41,7 +41,7 @@ fn foreign_nat_port_is_released(lab: &ServedLab) -> Result<()> {
         let node_port = SocketAddr::new(lab.lab.n1.host.addrs.ip(family), NODE_PORT + 1);
         let masqueraded = dial(x, node_port, 20_000)?;
         idle(SILENT)?;
-        // Netfilter masquerades the pod towards n2's own network, and keeps its port.
+        // Netfilter masquerades the pod towards n2's own network, and keeps the pod's port.
         let answer = dial(pod, web.frontend(family), masqueraded.source.port())?;
         ensure!(
             answer.source == masqueraded.source,
@@ -97,7 +97,7 @@ fn node_that_dials_a_pod_beside_its_flow_through_a_node_port_hears_both(
     Ok(())
 }
 
-/// A pod of another node has a connection that its own node led to the backend, and dials this node
+/// A pod of another node has a connection through its own node to the backend, and dials this node
 /// from the same port.
 #[test]
 fn connection_of_a_pod_elsewhere_outlives_its_dial_of_a_node_port() -> Result<()> {
@@ -106,7 +106,7 @@ fn connection_of_a_pod_elsewhere_outlives_its_dial_of_a_node_port() -> Result<()
         let web = Service::new("web", 1, &["p1b"], PORT).node_port(NODE_PORT);
         lab.put(&web)?;
         let kpx = lab.kpx(&["--cluster-cidr", &cidrs()])?;
-        // The client's node does not masquerade what goes to other nodes.
+        // The client's node does not masquerade packets to other nodes.
         lab.lab.n2.host.ns.nft("delete table inet cni")?;
         let local = web.clone().external_local();
         for (nth, policy) in [(0, &web), (1, &local)] {
@@ -128,7 +128,8 @@ fn cidrs() -> String {
         .join(",")
 }
 
-/// Dials the node port from the port of a connection to its backend, and uses both.
+/// Dials the node port from the source port of a connection to its backend, and uses both
+/// connections.
 fn held_and_new(lab: &ServedLab, client: &str, family: Family, port: u16) -> Result<()> {
     let client = lab.lab.host(client);
     let node_port = SocketAddr::new(lab.lab.n1.host.addrs.ip(family), NODE_PORT);
@@ -155,7 +156,7 @@ fn held_and_new(lab: &ServedLab, client: &str, family: Family, port: u16) -> Res
     Ok(new.reset()?)
 }
 
-/// Asks by UDP from a port until an answer comes.
+/// Repeats a UDP request from this port until an answer comes.
 fn dial(client: &Host, to: SocketAddr, port: u16) -> Result<Answer> {
     let dial = Dial::new(Protocol::Udp, to)
         .source_port(port)

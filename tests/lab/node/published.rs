@@ -1,5 +1,5 @@
-//! Backends at the node's own address that netfilter leads to a container, as Docker does without
-//! its proxy, and the CNI plugin portmap.
+//! Backends at the node's own address that netfilter translates to a container, like Docker without
+//! its userland proxy, and the CNI plugin portmap.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
 use testbed::stranger::{self, Stranger};
 
-/// The port of the container, and the node's port that leads there.
+/// The container's port, and the node's published port.
 const PORT: u16 = 8080;
 const PUBLISHED: u16 = 8085;
 const NODE_PORT: u16 = 30_085;
@@ -62,7 +62,7 @@ fn container_behind_published_port_is_a_backend() -> Result<()> {
 
 #[test]
 fn nobody_speaks_for_backend_at_nodes_address() -> Result<()> {
-    // Where the kernel takes the node's own addresses for sources, and where it does not.
+    // With and without `accept_local`, by which the kernel accepts its own addresses as sources.
     for (layout, accept_local) in [
         (Layout::Ptp, "0"),
         (Layout::Ptp, "1"),

@@ -1,5 +1,5 @@
-//! Ranges of ClusterIPs that have in them what is not for Services: pods, and networks to which the
-//! node has routes.
+//! Ranges of ClusterIPs that contain other addresses: pods, and networks to which the node has
+//! routes.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,7 +20,7 @@ fn a_range_over_pods_and_routes_drops_none_of_their_packets() -> Result<()> {
     }
     let [own, far] = ["p1b", "p2a"].map(|name| lab.host(name).addrs);
     for (ranges, services) in [
-        // Pods of both nodes, and ClusterIPs beside them.
+        // The range holds the pods of both nodes, and ClusterIPs.
         (
             "10.244.0.0/16, \"fd00:10:244::/48\"",
             ["10.244.200.20", "fd00:10:244:200::20"],
@@ -73,8 +73,7 @@ fn a_range_over_pods_and_routes_drops_none_of_their_packets() -> Result<()> {
 fn route_into_range_is_reported_and_rest_serves() -> Result<()> {
     let lab = Lab::start(Layout::Routed)?;
     let servers = Servers::start()?;
-    // A network of another program within the range, as Docker's default is within some clusters'
-    // ranges.
+    // A foreign network within the range, like Docker's default network in some clusters.
     let n1 = &lab.n1.host;
     let beyond: SocketAddr = "10.96.7.2:8080".parse()?;
     lab.n2.host.ns.ip("addr add 10.96.7.2/32 dev lo")?;

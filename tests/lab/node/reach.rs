@@ -1,6 +1,5 @@
 //! The host's own sockets reach external frontends under every rp_filter, although no route leads
-//! to these addresses. Where a device of the host has a ClusterIP, packets to it stay with the
-//! host.
+//! to these addresses. Packets to a ClusterIP that a device of the host has stay on the host.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,7 +17,7 @@ fn external_frontends_are_reached_under_every_rp_filter() -> Result<()> {
         for device in ["all", "default", "eth0", "lo"] {
             node.sysctl(&format!("ipv4/conf/{device}/rp_filter"), rp_filter)?;
         }
-        // Without a default route, rp_filter finds an address only behind our rules.
+        // Without a default route, only kpx's rules give rp_filter a route to an external address.
         node.ip("route del default via 192.0.2.254\nroute del default via fd00::fe")?;
         let pod = pod(&node)?;
         let kpx =
@@ -35,7 +34,7 @@ fn external_frontends_are_reached_under_every_rp_filter() -> Result<()> {
             ensure!(answer == "hello", "{to}: {answer}");
         }
 
-        // Without endpoints it is refused, and at once: so the answer is let in as well.
+        // A frontend without endpoints refuses at once, so rp_filter accepts the refusal too.
         kpx.delete("slices")?;
         for to in ["203.0.113.7:443", "[2001:db8::7]:443"] {
             wait_until(DEADLINE, &format!("{to} is refused"), || {
@@ -64,7 +63,8 @@ fn a_cluster_ip_on_a_device_that_leads_nowhere_stays_with_the_host() -> Result<(
         answers(&pod, "hello")
             .and(answers(&node, "hello"))
             .context(round)?;
-        // Like NodeLocal DNSCache's dummy device, which not every kernel has: it is never set up.
+        // A bridge stands for NodeLocal DNSCache's dummy device, which some kernels lack. It stays
+        // down.
         node.ip("link add nodelocaldns type bridge\naddr add 10.96.0.20/32 dev nodelocaldns")?;
         answers(&pod, "local")
             .and(answers(&node, "local"))
@@ -125,7 +125,7 @@ pub(super) fn answer(
         .with_context(|| format!("listen on {addr}"))?;
     thread::spawn(move || {
         while let Ok((mut stream, from)) = listener.accept() {
-            // A client that has gone has seen enough.
+            // A client may have closed its socket already.
             let _written = stream.write_all(words(from).as_bytes());
         }
     });
@@ -136,7 +136,7 @@ fn dial(ns: &NetNs, to: &str) -> Result<String> {
     dial_within(ns, to, DEADLINE)
 }
 
-/// Connects in this time, and returns what the server says.
+/// Connects within `limit`, and returns the server's text.
 pub(super) fn dial_within(ns: &NetNs, to: &str, limit: Duration) -> Result<String> {
     let to: SocketAddr = to.parse()?;
     let mut stream = ns.run(|| TcpStream::connect_timeout(&to, limit))?;
@@ -151,7 +151,7 @@ pub(super) fn dial_within(ns: &NetNs, to: &str, limit: Duration) -> Result<Strin
     Ok(answer)
 }
 
-/// Returns true if a dial was refused at once.
+/// Returns true if the dial was refused.
 pub(super) fn is_refused<T>(dialled: Result<T>) -> bool {
     let error = dialled
         .err()

@@ -1,5 +1,5 @@
-//! Routes at random to the pods of other nodes: what the host sends to a Service leaves by the
-//! next hop, and with the source, that the kernel takes for the same datagram to the backend.
+//! Random routes to the pods of other nodes: the host's packets to a Service leave by the next hop
+//! and with the source that the kernel chooses for the same datagram to the backend.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,31 +22,31 @@ use testbed::netns::NetNs;
 use super::uplinks::{OBJECTS, PORT, backends, slice};
 
 const ROUNDS: usize = 60;
-/// Datagrams to the Service by each route. Several meet several next hops.
+/// Datagrams to the Service for each route; several reach several next hops.
 const DIALS: usize = 4;
 const LINKS: [u8; 2] = [1, 2];
 const GATEWAYS: [u8; 3] = [2, 3, 4];
 const IS_V4: [bool; 2] = [true, false];
 const ETH_LEN: usize = 14;
-/// Below those that the kernel and kpx give.
+/// The first source port, below those that the kernel and kpx allocate.
 const FIRST_PORT: u16 = 10_000;
-/// The time in which a datagram has left.
+/// The time within which a datagram leaves.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A router at the other end of a link. It is a neighbour that the node knows, and no more.
+/// A router at the other end of a link. It is only an entry in the node's neighbour table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Gateway {
     link: u8,
     host: u8,
 }
 
-/// The addresses of a gateway that a route may name.
+/// The gateway address that a route names.
 #[derive(Clone, Copy, Debug)]
 enum Via {
     Own,
-    /// In no network of the node's.
+    /// An address outside of the node's networks.
     Onlink,
-    /// A route of IPv4 by the gateway's address of IPv6.
+    /// An IPv4 route with an IPv6 gateway.
     Inet6,
 }
 
@@ -57,7 +57,7 @@ struct Route {
     source: Option<IpAddr>,
 }
 
-/// A datagram as it left the node.
+/// The source and next hop of a datagram that left the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Left {
     gateway: Gateway,
@@ -150,7 +150,7 @@ impl Route {
         }
     }
 
-    /// Returns the route as iproute2 spells it.
+    /// Returns the route in the syntax of iproute2.
     fn text(&self) -> String {
         let mut text = self.destination().to_owned();
         if let Some(source) = self.source {
@@ -173,7 +173,7 @@ impl Route {
         text
     }
 
-    /// Returns true if a datagram may leave like this by the route.
+    /// Returns true if the route allows this datagram.
     fn permits(&self, left: Left) -> bool {
         let has_source = match self.source {
             Some(source) => left.source == source,
@@ -206,7 +206,7 @@ impl Gateway {
         format!("02:00:00:00:{:02x}:{:02x}", self.link, self.host)
     }
 
-    /// Returns the gateway to which a frame goes.
+    /// Returns the gateway that a frame is addressed to.
     fn of_frame(frame: &[u8]) -> Option<Self> {
         match *frame {
             [2, 0, 0, 0, link, host, ..] => Some(Self { link, host }),
@@ -215,8 +215,8 @@ impl Gateway {
     }
 }
 
-/// The node's addresses: that of its Node object on lo, one on each link, and a second one on the
-/// first link.
+/// Returns an address of the node: 0 is the address of its Node object on lo, others are on the
+/// link of this number.
 fn own(is_v4: bool, nth: u8) -> IpAddr {
     match (is_v4, nth) {
         (true, 0) => Ipv4Addr::new(192, 0, 2, 1).into(),
@@ -231,7 +231,7 @@ fn cluster_ip(is_v4: bool) -> SocketAddr {
     SocketAddr::new(ip.parse().expect("an address"), 80)
 }
 
-/// Makes the links, and the neighbours behind them.
+/// Makes the links and their neighbour entries.
 fn wire(node: &NetNs, far: &NetNs) -> Result<()> {
     for (key, value) in [
         ("ipv4/ip_forward", "1"),
@@ -280,7 +280,7 @@ fn wire(node: &NetNs, far: &NetNs) -> Result<()> {
     Ok(())
 }
 
-/// Sends a datagram from a port of its own: a flow keeps the source that its first route named.
+/// Sends a datagram from its own port, because a flow keeps the source of its first route.
 fn send(to: SocketAddr, token: u16) -> Result<()> {
     let any: IpAddr = if to.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()
@@ -296,7 +296,7 @@ fn content(token: u16) -> Vec<u8> {
     format!("datagram {token}").into_bytes()
 }
 
-/// Listens to all frames that come to a namespace, whomever they are for.
+/// Opens a socket that receives all frames of a namespace, with any destination.
 fn listen() -> Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket(

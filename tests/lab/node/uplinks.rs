@@ -1,6 +1,6 @@
-//! Nodes with several next hops to the pods of others, and with an address that is on no uplink:
-//! what the host sends to Services takes the way and the source that the kernel would choose for
-//! the same packet to the backend.
+//! Nodes with several next hops to other nodes' pods, and with an address that is not on an uplink:
+//! the host's packets to Services take the path and the source that the kernel would choose for the
+//! same packet to the backend.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,14 +12,14 @@ use testbed::netns::NetNs;
 
 pub(super) const PORT: u16 = 8_080;
 const NODE_PORT: u16 = 30_055;
-/// So many connections meet both next hops.
+/// Enough connections to use both next hops.
 const DIALS: usize = 24;
 const BACKENDS: u8 = 8;
-/// A client outside, beyond the uplinks.
+/// An outside client beyond the uplinks.
 const OUTSIDE: [&str; 2] = ["198.51.100.9", "fd00:198::9"];
 
-/// A node with two uplinks, and the machine at their other ends, which has the backends' addresses
-/// on lo.
+/// A node with two uplinks, and the machine at their other ends, with the backends' addresses on
+/// lo.
 struct Machines {
     node: NetNs,
     far: Host,
@@ -62,7 +62,7 @@ fn host_speaks_with_the_source_that_the_route_names() -> Result<()> {
         .far
         .ns
         .ip("route add 192.0.2.1 via 10.1.0.1\nroute add fd00::1 via fd00:c1::1")?;
-    // The network beyond the next router has no route to the links between routers.
+    // The network beyond the next router has no route back to the links between routers.
     machines.far.ns.nft(
         "table inet far { chain input { type filter hook prerouting priority raw
             ip saddr { 10.1.0.1, 10.2.0.1 } drop
@@ -82,7 +82,7 @@ fn host_speaks_with_the_source_that_the_route_names() -> Result<()> {
 }
 
 impl Machines {
-    /// `addrs` are the node's.
+    /// Makes the machines; `addrs` are the node's addresses.
     fn make(name: &str, addrs: [&'static str; 2], servers: &Servers) -> Result<Self> {
         let ns = |role: &str| NetNs::create(format!("kpx-{}-{name}-{role}", std::process::id()));
         let node = ns("n")?;
@@ -138,8 +138,8 @@ impl Machines {
         Ok(Self { node, far, addrs })
     }
 
-    /// Dials often enough that both next hops are met, at a ClusterIP and, of a node, at its own
-    /// node port, also from outside.
+    /// Dials the ClusterIP often enough to use both next hops. A node dials its own node port too,
+    /// as does a client outside.
     fn serves(&self, arguments: &str, is_node: bool) -> Result<()> {
         let [v4, v6] = self.addrs;
         let slices: String = backends()

@@ -1,4 +1,4 @@
-//! The host's own path to ClusterIPs, with routing rules and networks of other programs.
+//! The host's own path to ClusterIPs, with foreign routing rules and networks.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -12,17 +12,16 @@ use testbed::netns::NetNs;
 use testbed::served_lab::ServedLab;
 
 const PORT: u16 = 8_080;
-/// Packets serve sockets.
+/// Flags by which packets, not socket programs, serve sockets.
 const PACKETS: [&str; 2] = ["--socket-lb", "off"];
-/// The default period, in which kpx looks at everything, is longer than any wait here.
+/// The default sync period, which is longer than any wait of these tests.
 const PERIOD: Duration = Duration::from_secs(30);
 
-/// Networks that are no Service's, with routes in the main table that are narrower than the ranges
-/// of ClusterIPs.
+/// Networks outside of Services, with routes in the main table that are narrower than the ranges of
+/// ClusterIPs.
 const ELSEWHERE: [&str; 2] = ["198.18.5.0/24", "2001:db8:5::/120"];
 
-/// A node with a table beside the main one that has the routes to pods, and leads all else to the
-/// fabric.
+/// A node with a second table that has the routes to pods and a default route to the fabric.
 fn multi_homed() -> Result<ServedLab> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
     base.put(&web())?;
@@ -59,13 +58,13 @@ fn rules_of_others_take_no_packet_of_the_host_from_cluster_ips() -> Result<()> {
     let v4 = n1.addrs.v4;
     let v6 = n1.addrs.v6;
     let rules = [
-        // Of hosts with several networks.
+        // Rules of hosts with several networks.
         (format!("rule add from {v4} lookup 77 pref 100"), format!("-6 rule add from {v6} lookup 77 pref 100")),
         ("rule add iif lo lookup 77 pref 100".to_owned(), "-6 rule add iif lo lookup 77 pref 100".to_owned()),
         ("rule add lookup 77 pref 76".to_owned(), "-6 rule add lookup 77 pref 76".to_owned()),
-        // Without a preference the kernel puts them before all others but the local table's.
+        // Without a preference the kernel puts a rule before all rules but the local table's.
         (format!("rule add from {v4} lookup 77"), format!("-6 rule add from {v6} lookup 77")),
-        // As wg-quick does, in this order.
+        // The rules of wg-quick, in its order.
         (
             "rule add not fwmark 51820 lookup 77\nrule add lookup main suppress_prefixlength 0".to_owned(),
             "-6 rule add not fwmark 51820 lookup 77\n-6 rule add lookup main suppress_prefixlength 0".to_owned(),
@@ -116,7 +115,7 @@ fn rules_of_others_take_no_packet_of_the_host_from_cluster_ips() -> Result<()> {
     Ok(())
 }
 
-/// Returns the host's way to addresses that are no Service's, in the words of `ip route get`.
+/// Returns the host's path to addresses outside of Services, as `ip route get` shows it.
 fn way_elsewhere(n1: &Host) -> Result<String> {
     let way = |(net, family): (&str, Family)| {
         let to = net.split('/').next().context("an address")?;
@@ -156,7 +155,7 @@ fn rule_that_stays_before_those_of_kpx_is_a_problem() -> Result<()> {
     wait_until(DEADLINE, "it is over", || {
         Ok(agent.problem("rules")?.is_none())
     })?;
-    // Of others' packets, and of other addresses.
+    // These rules apply to foreign packets and to other addresses.
     ip(
         &n1.ns,
         "rule add to 10.97.0.0/24 lookup 77 pref 20
@@ -172,7 +171,7 @@ fn rule_that_stays_before_those_of_kpx_is_a_problem() -> Result<()> {
     agent.stop()
 }
 
-/// Some VRF set-ups put the local table behind the rules of VRFs.
+/// Some VRF set-ups put the local table behind the VRFs' rules.
 #[test]
 fn services_are_reached_where_the_local_table_comes_last() -> Result<()> {
     let base = multi_homed()?;
@@ -255,7 +254,7 @@ fn route_of_an_older_kpx_leaves_the_main_table() -> Result<()> {
     agent.stop()
 }
 
-/// A network of containers within the range has some ClusterIPs in it, and others beside it.
+/// A network of containers holds some ClusterIPs of the range; other ClusterIPs lie outside of it.
 #[test]
 fn network_within_the_range_and_cluster_ips_in_it_are_reached() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
@@ -296,7 +295,7 @@ fn network_within_the_range_and_cluster_ips_in_it_are_reached() -> Result<()> {
     let within = || -> Result<bool> { Ok(state(&n1.ns)?.contains("10.96.0.10 dev kpx0")) };
     wait_until(DEADLINE, "the ClusterIP within has a route", within)?;
     reaches_all("the network came first")?;
-    // A Service that comes later.
+    // A Service that is added later.
     let later = Service::new("later", 11, &["p1b"], PORT);
     base.put(&later)?;
     wait_until(DEADLINE, "the new ClusterIP has a route", || {
@@ -326,7 +325,7 @@ fn network_within_the_range_and_cluster_ips_in_it_are_reached() -> Result<()> {
     Ok(())
 }
 
-/// A network with the very prefix of the ServiceCIDR, which comes after kpx or before.
+/// A network with exactly the ServiceCIDR's prefix appears before kpx, or after it.
 #[test]
 fn network_with_the_ranges_prefix_is_reached_from_a_host_outside() -> Result<()> {
     let base = ServedLab::with_manifests(Layout::Routed)?.serve_all(PORT)?;
@@ -384,8 +383,7 @@ fn web() -> Service {
     Service::new("web", 10, &["p1b", "p2a"], PORT)
 }
 
-/// Dials a Service from a host's sockets: those that choose no address, and those that are bound to
-/// the host's.
+/// Dials a Service from sockets without an address, and from sockets bound to the host's address.
 fn serves(host: &Host, service: &Service, told: &str) -> Result<()> {
     for family in Family::ALL {
         for protocol in Protocol::COMMON {
@@ -407,7 +405,7 @@ fn serves(host: &Host, service: &Service, told: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes a bridge of containers with addresses for both families, and a container in it.
+/// Makes a bridge with addresses of both families, and a container on it.
 fn containers(node: &NetNs, addrs: [&str; 2], container: [&str; 2]) -> Result<Host> {
     let ns = NetNs::create(format!("{}-box", node.name()))?;
     let [v4, v6] = addrs;
@@ -446,7 +444,7 @@ fn containers(node: &NetNs, addrs: [&str; 2], container: [&str; 2]) -> Result<Ho
     })
 }
 
-/// Returns true if kpx's rules for the host's own packets come right behind the local table's, in
+/// Returns true if kpx's rules for the host's own packets directly follow the local table's, in
 /// both families.
 fn is_first(node: &NetNs) -> Result<bool> {
     let is = |family: &str| -> Result<bool> {
@@ -459,7 +457,7 @@ fn is_first(node: &NetNs) -> Result<bool> {
     Ok(is("-4")? && is("-6")?)
 }
 
-/// Runs lines of `ip` commands one by one: those of a batch have no options.
+/// Runs lines of `ip` commands separately, because commands of a batch have no options.
 fn ip(node: &NetNs, lines: &str) -> Result<()> {
     lines.lines().try_for_each(|line| {
         node.exec(Command::new("ip").args(line.split_whitespace()))
@@ -478,8 +476,8 @@ fn rules_of(node: &NetNs) -> Result<String> {
     Ok(show("-4")? + &show("-6")?)
 }
 
-/// All that kpx changes for the host's own packets: rules, and routes but those that the kernel
-/// itself makes of addresses.
+/// Returns all state that kpx changes for the host's own packets: rules, and routes without those
+/// that the kernel makes for addresses.
 fn state(node: &NetNs) -> Result<String> {
     let mut state = rules_of(node)?;
     for family in ["-4", "-6"] {

@@ -57,7 +57,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// The devices carry these programs and no others.
+    /// Checks that the devices carry exactly these programs.
     pub(crate) fn carry_only(&self, ids: &[u64]) -> Result<()> {
         for device in ["eth0", "lo", "kpx0"] {
             for found in self.carried(device)? {
@@ -118,7 +118,7 @@ impl Fixture {
         ensure!(!self.dir().exists(), "{} is left", self.dir().display());
         let after = self.state()?;
         ensure!(after == before, "before\n{before}\nafter\n{after}");
-        // The kernel lets go of links a moment after their pins.
+        // The kernel frees links a moment after their pins.
         wait_until(DEADLINE, "no program is left", || {
             let devices = ["eth0", "lo"].into_iter();
             Ok(devices

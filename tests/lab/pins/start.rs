@@ -33,7 +33,7 @@ fn start_refuses_pins_that_it_cannot_take_over() -> Result<()> {
     )?;
     fs::remove_dir(dir.join("v0"))?;
 
-    // Under the name of one map, another.
+    // The pin of another map replaces a map's pin.
     let flows = dir.join("v2/maps/FLOWS4");
     fs::rename(&flows, dir.join("v2/maps/KEPT"))?;
     MapData::from_pin(dir.join("v2/maps/GENERATION"))?.pin(&flows)?;
@@ -44,15 +44,14 @@ fn start_refuses_pins_that_it_cannot_take_over() -> Result<()> {
     fs::remove_file(&flows)?;
     fs::rename(dir.join("v2/maps/KEPT"), &flows)?;
 
-    // Nothing was harmed.
+    // The refused start has changed nothing.
     fixture.serves()?;
     let _agent = fixture.kpx(&[])?;
     ensure!(map_ids(&dir)? == names);
     Ok(())
 }
 
-/// As after a downgrade: the newer kpx has left its maps, with flows open, under a number that this
-/// one does not know.
+/// After a downgrade, maps with open flows of the newer kpx remain under an unknown layout number.
 #[test]
 fn older_kpx_touches_nothing_of_a_newer_one() -> Result<()> {
     for how in ["tcx", "clsact"] {
@@ -137,8 +136,8 @@ fn two_agents_are_kept_apart() -> Result<()> {
     fixture.serves()
 }
 
-/// An earlier kpx of the same layout had one half-open queue for all CPUs, and an interrupted one
-/// left a second.
+/// An earlier kpx of the same layout had a single half-open queue for all CPUs, and an interrupted
+/// start left a second queue.
 #[test]
 fn start_removes_the_maps_that_only_an_earlier_kpx_used() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -148,7 +147,7 @@ fn start_removes_the_maps_that_only_an_earlier_kpx_used() -> Result<()> {
     for name in ["HALF_OPEN4", "HALF_OPEN6-65536", "NURSERY4"] {
         MapData::from_pin(dir.join("v2/maps/FRAGMENTS4"))?.pin(dir.join("v2/maps").join(name))?;
     }
-    // Without the rings, an earlier kpx knew nothing of them.
+    // An earlier kpx had no rings.
     fs::remove_file(dir.join("v2/maps/HALF_OPEN_RING4"))?;
     let _agent = fixture.kpx(&[])?;
     ensure!(
@@ -159,7 +158,7 @@ fn start_removes_the_maps_that_only_an_earlier_kpx_used() -> Result<()> {
     fixture.serves()
 }
 
-/// A crash may fall anywhere.
+/// A crash may interrupt the start at any point.
 #[test]
 fn kpx_completes_an_interrupted_start() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -174,7 +173,7 @@ fn kpx_completes_an_interrupted_start() -> Result<()> {
     fs::remove_file(dir.join("v2/links").join(ingress))?;
     fs::remove_file(dir.join("v2/maps/AFFINITY4"))?;
     fs::remove_file(dir.join("v2/netns"))?;
-    // Before the old table of flows was dropped.
+    // The crash came before the old flow table was dropped.
     MapData::from_pin(dir.join("v2/maps/FLOWS4"))?.pin(dir.join("v2/maps/FLOWS4-9"))?;
     let agent = fixture.kpx(&[])?;
     ensure!(
@@ -220,11 +219,11 @@ fn run(fixture: &Fixture, ns: &testbed::netns::NetNs, args: &[&str]) -> Result<S
     Ok(String::from_utf8(output.stderr)?)
 }
 
-/// Checks that maps change only together with the number of the layout: programs of another build
+/// Checks that maps change only together with the layout's number, because programs of other builds
 /// read them.
 #[test]
 fn the_pinned_maps_are_those_of_this_layout() -> Result<()> {
-    // With an API server there are Pods, whose sockets have a map.
+    // With an API server there are Pods, which need a map for their sockets.
     let lab = ServedLab::with_api_server(Layout::Routed)?;
     let cgroup = Cgroup::enter()?;
     drop(lab.kpx(&[

@@ -13,8 +13,8 @@ use super::{FLAG, Fixture, NODE, PORT, cached, kpx};
 
 const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 
-/// Returns an object that takes an address for the pods with the label `app=cache`, which are
-/// spared.
+/// Returns an object that redirects an address to the pods with the label `app=cache`, except the
+/// packets of these pods.
 fn of_address(name: &str, ip: IpAddr) -> Object {
     let ports = ["tcp", "udp"]
         .map(|name| json!({ "name": name, "port": "8080", "protocol": name.to_uppercase() }));
@@ -34,7 +34,8 @@ fn of_address(name: &str, ip: IpAddr) -> Object {
 }
 
 impl Fixture {
-    /// Starts kpx, which leads all sockets that it may, and may redirect these addresses.
+    /// Starts kpx with socket load balancing for host and pods, and with permission to redirect
+    /// these addresses.
     fn agent_of_addresses(&self, addresses: &[IpAddr]) -> Result<Agent<'_>> {
         let cgroup = self.cgroup.path().display().to_string();
         let addresses: Vec<_> = addresses
@@ -53,7 +54,7 @@ impl Fixture {
         ])
     }
 
-    /// Waits until the same one answers a client at all these addresses, by TCP and by UDP.
+    /// Waits until this backend answers a client at all these addresses, by TCP and UDP.
     fn reaches_at(&self, client: &str, addresses: &[IpAddr], backend: &str) -> Result<()> {
         let answers = || -> Result<Vec<String>> {
             let ways = addresses
@@ -130,7 +131,7 @@ fn pods_of_node_answer_at_address_that_is_no_services() -> Result<()> {
         "{trace}"
     );
 
-    // Datagrams of an open flow go to the address at once, a connection stays until it ends.
+    // Datagrams of an open flow move to the address at once; a connection stays until it ends.
     let to = SocketAddr::new(far[0], PORT);
     let mut tcp = fixture.connect("p1a", Protocol::Tcp, to)?;
     let mut udp = fixture.connect("p1a", Protocol::Udp, to)?;
@@ -182,7 +183,7 @@ fn pods_of_node_answer_at_clouds_metadata_address() -> Result<()> {
     )?;
     let metadata = [IpAddr::V4(METADATA)];
 
-    // Without the operator's leave an object has no effect, and the address serves on.
+    // Without the operator's permission an object has no effect, and the address serves on.
     let agent = fixture.agent()?;
     fixture.put_pod("p1b", true)?;
     fixture

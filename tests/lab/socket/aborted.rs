@@ -1,4 +1,4 @@
-//! Sockets found and aborted by the kernel's own list of them.
+//! Lists sockets by the kernel's `sock_diag`, and aborts them.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};

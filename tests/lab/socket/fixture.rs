@@ -21,7 +21,7 @@ pub(crate) const NODE_PORT: u16 = 30_080;
 
 pub(crate) struct Fixture {
     base: ServedLab,
-    // Drops after the agents, which are in the cgroup as well.
+    // Drops after the agents, which are in the cgroup too.
     pub(crate) cgroup: Cgroup,
 }
 
@@ -30,9 +30,8 @@ is_its_lab!(Fixture);
 /// The outcome of a connection.
 pub(crate) struct Reached {
     pub(crate) backend: String,
-    /// Its packets were the backend's from the start: the backend knows the client by the address
-    /// and port that the client's socket has. (The packet path always takes another port for the
-    /// host's flows.)
+    /// The socket programs translated the connection: the backend sees the address and port of the
+    /// client's socket. (The packet path always draws another port for the host's flows.)
     pub(crate) is_translated: bool,
     pub(crate) connection: Connection,
 }
@@ -47,7 +46,7 @@ impl Fixture {
         Self::on(cgroup, ServedLab::with_manifests(layout)?)
     }
 
-    /// Makes the same with an API server, which has Pods.
+    /// Makes the same fixture with an API server, which has Pods.
     pub(crate) fn with_api_server(layout: Layout) -> Result<Self> {
         let cgroup = Cgroup::enter()?;
         Self::on(cgroup, ServedLab::with_api_server(layout)?)
@@ -59,12 +58,12 @@ impl Fixture {
         Ok(Self { base, cgroup })
     }
 
-    /// Answers on a host at another port.
+    /// Serves another port of a host.
     pub(crate) fn serve(&self, host: &Host, port: u16) -> Result<()> {
         self.base.servers.serve(host, port)
     }
 
-    /// The API server, to switch its faults on.
+    /// Returns the API server, to inject faults.
     pub(crate) fn api(&mut self) -> Result<&mut ApiServer> {
         self.base.cluster.server()
     }
@@ -75,8 +74,8 @@ impl Fixture {
         self.kpx(&[&["--socket-lb", scope, "--cgroup-root", &cgroup], args].concat())
     }
 
-    /// Dials from a host, gets an answer, and looks at the socket's peer: it must be who was
-    /// dialled.
+    /// Dials from a host, exchanges a message, and checks that the socket's peer is the dialled
+    /// address.
     pub(crate) fn reach(
         &self,
         client: &str,
@@ -102,7 +101,7 @@ impl Fixture {
         })
     }
 
-    /// Checks the same, and whether the socket was translated, as `want` states.
+    /// Like [`Self::reach`], and checks that the socket was translated if and only if `want`.
     pub(crate) fn reaches(
         &self,
         client: &str,
@@ -139,12 +138,12 @@ impl Fixture {
     }
 }
 
-/// With backends on both nodes, and a node port.
+/// Returns a Service with backends on both nodes, and a node port.
 pub(crate) fn web() -> Service {
     Service::new("web", 10, &["p1b", "p2a"], PORT).node_port(NODE_PORT)
 }
 
-/// Returns a count of an agent's status. `what` is `events` or `reasons`.
+/// Returns a counter of the agent's status. `what` is `events` or `reasons`.
 pub(crate) fn count(agent: &Agent, what: &str, name: &str) -> Result<u64> {
     Ok(agent.status()?[what][name].as_u64().unwrap_or_default())
 }

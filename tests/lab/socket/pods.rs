@@ -1,4 +1,4 @@
-//! Pods in the kubelet's cgroups: which of them use socket load balancing by default.
+//! Pods in the kubelet's cgroups: default use of socket load balancing.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -21,7 +21,7 @@ const CHOICE: &str = "kpx.dev/socket-lb";
 
 /// A node whose pods have cgroups. All of them dial from the network namespace of p1a.
 struct Cluster {
-    // Goes before the test's cgroup, in which it is.
+    // Drops before the test's cgroup, which contains it.
     kubepods: Kubepods,
     fixture: Fixture,
 }
@@ -47,28 +47,28 @@ impl Cluster {
             .put_as_is(&pod(name, annotations, spec))
     }
 
-    /// Makes the cgroup of a Pod that the API server has.
+    /// Makes the cgroup of a Pod of the API server.
     fn cgroup(&self, name: &str) -> Result<Visited> {
         self.kubepods.pod(&uid(name))
     }
 
-    /// Dials from a cgroup, and is led or not.
+    /// Checks by a dial from a cgroup whether the programs translate its sockets.
     fn reaches(&self, cgroup: &Visited, want: bool) -> Result<()> {
         Family::ALL
             .into_iter()
             .try_for_each(|family| cgroup.visit(|| self.dial(family, want).map(drop))?)
     }
 
-    /// Waits until dialling from a cgroup is led, or is not. Programs hear of a change a moment
-    /// after the status tells it.
+    /// Waits until the programs translate sockets of a cgroup, or no longer do. The programs change
+    /// a moment after the status.
     fn eventually(&self, cgroup: &Visited, want: bool) -> Result<()> {
         wait_until(DEADLINE, &format!("sockets are led: {want}"), || {
             Ok(self.reaches(cgroup, want).is_ok())
         })
     }
 
-    /// Dials from where this process is. A socket that is led has another peer to the kernel than
-    /// the one that it is shown.
+    /// Dials from this process. The kernel's peer of a translated socket differs from the peer that
+    /// the socket sees.
     fn dial(&self, family: Family, want: bool) -> Result<Connection> {
         let to = web().frontend(family);
         let connection = self.fixture.reach("p1a", TCP, to)?.connection;
@@ -87,7 +87,7 @@ impl Cluster {
     }
 }
 
-/// Returns a uid that a name stands for.
+/// Returns a uid derived from a name.
 fn uid(name: &str) -> String {
     let sum = name.bytes().fold(0_u64, |sum, byte| {
         sum.wrapping_mul(31).wrapping_add(byte.into())
@@ -111,7 +111,7 @@ fn pod(name: &str, annotations: Value, spec: Value) -> Object {
     Object(object)
 }
 
-/// Returns the pods of `kpx status` by their names.
+/// Returns the pods of `kpx status` by name.
 fn pods(agent: &Agent) -> Result<BTreeMap<String, PodStatus>> {
     let pods = agent.typed_status()?.pods.context("pods are chosen")?;
     Ok(pods
@@ -121,7 +121,7 @@ fn pods(agent: &Agent) -> Result<BTreeMap<String, PodStatus>> {
         .collect())
 }
 
-/// Waits until a pod takes this way for this reason.
+/// Waits until a pod has this path for this reason.
 fn waits(agent: &Agent, name: &str, way: &str, why: &str) -> Result<()> {
     let seen = || {
         Ok::<_, anyhow::Error>(
@@ -234,7 +234,7 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
         status.skipped
     );
 
-    // A container's cgroup is below its pod's, and so is what a pod makes there under any name.
+    // A pod's containers, and cgroups that a pod makes under any name, are below the pod's cgroup.
     let within = |pod: &str, name: &str| cgroups[pod].within(name);
     cluster
         .reaches(&within("plain", "container")?, true)
@@ -242,7 +242,7 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
     cluster
         .reaches(&within("plain", "container/container")?, true)
         .context("a container of crun")?;
-    // Such containers may be nodes of a cluster whose Services have the same addresses.
+    // Nested containers may be nodes of a cluster whose Services have the same addresses.
     cluster
         .reaches(&within("plain", "container/docker/node")?, false)
         .context("a container's own container")?;
@@ -256,12 +256,12 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
         )
         .context("a spoofed name")?;
 
-    // A process of no pod, in a pod's network namespace.
+    // A process outside of pods, in a pod's network namespace.
     cluster
         .dial(Family::V4, false)
         .context("an unknown cgroup")?;
 
-    // UDP of pods is for packets: their stale sockets could not be ended.
+    // Packets serve UDP of pods, because kpx could not end their stale sockets.
     drop(agent);
     let agent = cluster.agent(&["--fast-path", "off", "--socket-lb-udp"])?;
     waits(&agent, "plain", "led", "")?;
@@ -347,14 +347,15 @@ fn packets_serve_a_pods_services_with_affinity(running: &Running<Cluster>) -> Re
         "sockets were led"
     );
     cluster.reaches(&cgroup, true)?;
-    // All sockets of the host are one client.
+    // All sockets of the host are the same client.
     cluster
         .fixture
         .reaches(NODE, TCP, sticky.frontend(Family::V4), true)
         .map(drop)
 }
 
-/// Checks that packets serve a socket that names its device: the backend may be behind another one.
+/// Checks that packets serve a socket that is bound to a device: the backend may be behind another
+/// device.
 fn packets_serve_a_pods_sockets_of_one_device(running: &Running<Cluster>) -> Result<()> {
     let Running {
         fixture: cluster,
@@ -379,7 +380,7 @@ fn packets_serve_a_pods_sockets_of_one_device(running: &Running<Cluster>) -> Res
     Ok(())
 }
 
-/// Checks that packets serve pods while they are quicker, by a rule that comes and goes.
+/// Checks that packets serve pods while bypass is possible, with a rule that comes and goes.
 #[test]
 fn pods_use_socket_lb_only_without_bypass() -> Result<()> {
     const SKIPS: &str = "its connections skip the stack from their first packet on";
@@ -388,7 +389,7 @@ fn pods_use_socket_lb_only_without_bypass() -> Result<()> {
     let cgroup = cluster.cgroup("plain")?;
     cluster.put("plain", json!({}), json!({}))?;
     waits(&agent, "plain", "packets", SKIPS)?;
-    // The agent says for two seconds at a time that bypass connections may be opened.
+    // The agent permits bypass for two seconds at a time.
     cluster.eventually(&cgroup, false)?;
     let node = &cluster.fixture.lab.host(NODE).ns;
     for _ in 0..2 {
@@ -409,7 +410,7 @@ fn pods_use_socket_lb_only_without_bypass() -> Result<()> {
     Ok(())
 }
 
-/// Checks pods on a bridge, by which no bypass connection goes although rules would let it.
+/// Checks pods on a bridge, where no connection bypasses the stack, although rules would permit it.
 #[test]
 fn pods_on_a_bridge_are_led() -> Result<()> {
     let fixture = Fixture::with_api_server(Layout::Bridge)?;
@@ -466,7 +467,7 @@ fn pods_are_led_without_an_agent_and_the_next_one_agrees_with_their_objects() ->
         .context("addresses decide whom to masquerade")
 }
 
-/// Checks an agent that may not list Pods, as with the rights of kube-proxy.
+/// Checks an agent that must not list Pods, like with kube-proxy's rights.
 #[test]
 fn without_the_right_to_list_pods_packets_serve_them() -> Result<()> {
     let mut cluster = Cluster::start()?;

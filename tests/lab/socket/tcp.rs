@@ -48,8 +48,8 @@ fn kpx_translates_streams_and_datagrams_of_the_host() -> Result<()> {
     )
 }
 
-/// One with affinity, one without endpoints, one with the policy Local, one of the node, one whose
-/// flows are counted, and one with source ranges.
+/// Returns Services with affinity, without endpoints, with policy Local, with the node as backend,
+/// with counted flows, and with source ranges.
 fn of_every_kind() -> [Service; 6] {
     let service = |name, nth, backends| Service::new(name, nth, backends, PORT);
     [
@@ -78,7 +78,7 @@ fn the_hosts_connections_are_translated_to_backends(running: &Running<Fixture>) 
     let refused_before = refused()?;
     let translated = count(agent, "events", "socket_translated")?;
     for family in Family::ALL {
-        // The anchor has nothing to do, with any backend.
+        // The anchor sees no packets, whatever the backend.
         let backends: Result<BTreeSet<String>> = (0..32)
             .map(|_| {
                 Ok(fixture
@@ -123,7 +123,7 @@ fn the_hosts_connections_are_translated_to_backends(running: &Running<Fixture>) 
     ensure!(refused()? == refused_before.map(|count| count + 2));
     ensure!(count(agent, "events", "socket_translated")? == translated + 2 * (32 + 2 + 16));
 
-    // A socket of IPv6 may speak IPv4.
+    // An IPv6 socket may dial an IPv4 address.
     let SocketAddr::V4(v4) = web().frontend(Family::V4) else {
         unreachable!("of this family")
     };
@@ -155,7 +155,7 @@ fn the_hosts_connections_are_translated_to_backends(running: &Running<Fixture>) 
     unheard((EXTERNAL.host(7).v4, SERVICE_PORT).into()).context("not in the source ranges")?;
     let heard = dropped()?;
     ensure!(heard[0] > dropped_before[0] && heard[1] > dropped_before[1]);
-    // The kernel's own workers have such names.
+    // Kernel workers have such names.
     let worker = thread::Builder::new().name("kworker/u4:1".to_owned());
     let dials = || {
         fixture
@@ -178,7 +178,7 @@ fn the_hosts_connections_are_translated_to_backends(running: &Running<Fixture>) 
     Ok(())
 }
 
-/// Returns a Service for everybody and one for this node.
+/// Returns an external Service for all clients, and one for this node.
 fn external(fixture: &Fixture) -> [Service; 2] {
     let at = |nth: u8, name| {
         Service::new(name, 10 + nth, &["p1b"], PORT).load_balancer(EXTERNAL.host(nth), "VIP")
@@ -188,7 +188,8 @@ fn external(fixture: &Fixture) -> [Service; 2] {
     [at(8, "open"), at(9, "fenced").source_ranges(&ranges)]
 }
 
-/// Checks that source ranges leave sockets alone: only packets show the client, and are let in.
+/// Checks that the programs leave sockets of Services with source ranges alone: only packets show
+/// the client.
 fn source_ranges_are_for_packets(running: &Running<Fixture>) -> Result<()> {
     let Running { fixture, agent } = running;
     let [_, fenced] = external(fixture);
@@ -208,7 +209,7 @@ fn source_ranges_are_for_packets(running: &Running<Fixture>) -> Result<()> {
             .context("a ClusterIP has no ranges")?;
     }
 
-    // A trace notes that sockets do not send such packets.
+    // A trace has a note where socket programs, not packets, serve the client.
     let pod = fixture.lab.host("p1a").addrs.v4.to_string();
     for (from, proto, is_translated) in [
         (["--host"].as_slice(), "tcp", true),
@@ -281,15 +282,14 @@ fn pods_are_translated_where_all_sockets_are() -> Result<()> {
             "{notes:?}"
         );
     }
-    // Its loopback address is no address of the node's.
+    // A pod's loopback address does not belong to the node.
     let own = Dial::new(TCP, (Ipv4Addr::LOCALHOST, NODE_PORT).into())
         .connect(&fixture.lab.host("p1a").ns);
     ensure!(matches!(own, Err(Fault::Refused)), "{own:?}");
     Ok(())
 }
 
-/// Checks what a user gets who sets nothing, and what one gets whose host has no place for the
-/// programs.
+/// Checks the defaults, and the defaults on a host where the programs cannot be attached.
 #[test]
 fn node_serves_its_own_sockets_where_it_can() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -308,7 +308,7 @@ fn node_serves_its_own_sockets_where_it_can() -> Result<()> {
     ensure!(fixture.pins()?.len() == 4, "{:?}", fixture.pins()?);
     drop(agent);
 
-    // This folder is of another file system.
+    // This folder is on another file system.
     let agent = fixture.kpx(&["--cgroup-root", "/proc"])?;
     let status = agent.typed_status()?;
     let said = &status.options.socket_lb;
@@ -328,8 +328,8 @@ fn far() -> Service {
     Service::new("far", 20, &["p2a"], PORT)
 }
 
-/// Checks a node whose overlay has an address of its own: answers to the node's other address do
-/// not come back through it.
+/// Checks a node whose overlay has its own address: answers to the node's other address do not
+/// return through the overlay.
 #[test]
 fn packets_serve_sockets_that_have_an_address() -> Result<()> {
     let fixture = Fixture::of(Layout::Vxlan)?;
@@ -355,8 +355,8 @@ fn packets_serve_sockets_that_have_an_address() -> Result<()> {
     Ok(())
 }
 
-/// Checks that a socket that is bound to a device reaches what lies behind that device: no route of
-/// kpx's takes its packets to the anchor.
+/// Checks that a socket bound to a device reaches a backend behind that device: no route of kpx
+/// takes its packets to the anchor.
 fn sockets_of_one_device_get_a_backend(running: &Running<Fixture>) -> Result<()> {
     let Running { fixture, agent } = running;
     let far = far();
@@ -375,7 +375,7 @@ fn sockets_of_one_device_get_a_backend(running: &Running<Fixture>) -> Result<()>
                 count(agent, "events", "socket_translated")? > led,
                 "the socket was not led"
             );
-            // The anchor's own hook serves this one.
+            // The anchor's own hook serves a socket bound to the anchor.
             let dial = Dial::new(protocol, far.frontend(family)).device("kpx0");
             let answer = dial.exchange(&fixture.lab.host(NODE).ns, b"hello");
             ensure!(
@@ -389,8 +389,8 @@ fn sockets_of_one_device_get_a_backend(running: &Running<Fixture>) -> Result<()>
     Ok(())
 }
 
-/// Checks that `auto` costs nothing but the programs. The cgroup goes while kpx runs, so they
-/// cannot come back.
+/// Checks that `auto` loses nothing but the programs. The cgroup goes while kpx runs, so the
+/// programs cannot come back.
 #[test]
 fn packets_serve_sockets_once_the_programs_cannot_come_back() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -423,8 +423,8 @@ fn packets_serve_sockets_once_the_programs_cannot_come_back() -> Result<()> {
     Ok(())
 }
 
-/// Checks that sockets reach the backends that packets reach, where a backend's address is a
-/// frontend of another Service or a node port.
+/// Checks that sockets and packets reach the same backends if a backend's address is a frontend of
+/// another Service or a node port.
 #[test]
 fn socket_is_translated_once() -> Result<()> {
     let fixture = Fixture::start()?;
@@ -479,8 +479,8 @@ fn two() -> [Service; 2] {
     [("first", 18), ("second", 19)].map(|(name, nth)| Service::new(name, nth, &["p1b"], PORT))
 }
 
-/// Checks that a socket shows the peer of its last call: the frontend that it dialled, or the
-/// backend that it dialled for itself.
+/// Checks that a socket shows the peer of its last call: the dialled frontend, or the backend that
+/// it dialled directly.
 fn socket_shows_what_it_dialled_last(running: &Running<Fixture>) -> Result<()> {
     let Running { fixture, agent } = running;
     let [first, second] = two();
@@ -504,7 +504,7 @@ fn socket_shows_what_it_dialled_last(running: &Running<Fixture>) -> Result<()> {
     Ok(())
 }
 
-/// Connects one socket to one address after the other. Returns the last peer.
+/// Connects a socket to each address in turn. Returns the last peer.
 fn redialled(dials: &[SocketAddr]) -> io::Result<SocketAddr> {
     let family = if dials[0].is_ipv4() {
         AddressFamily::INET

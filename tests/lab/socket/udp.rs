@@ -37,8 +37,8 @@ pub(crate) fn datagrams_are_translated_to_serving_backends(
         );
         connected.push((to, fixture.reaches(NODE, UDP, to, true)?));
         loose.push(fixture.loose(to)?);
-        // A connected socket that also names its peer takes answers from the backend that it was
-        // connected to.
+        // A connected socket that also names its peer accepts answers from the backend of its
+        // connect.
         for _ in 0..16 {
             let named = fixture.loose(to)?;
             named.socket.connect(to)?;
@@ -74,7 +74,7 @@ pub(crate) fn datagrams_are_translated_to_serving_backends(
         agent.status()?
     );
 
-    // Only the clients of p1b must get another backend.
+    // Only the clients of p1b must change their backend.
     fixture.put(&web().backed_by(&["p2a"]))?;
     for (client, before) in loose.iter().zip(before) {
         wait_until(DEADLINE, "p2a serves", || Ok(client.ask()? == "p2a"))
@@ -92,7 +92,7 @@ pub(crate) fn datagrams_are_translated_to_serving_backends(
                 .exchange(b"hello")
                 .context("its backend serves on")?;
         }
-        // The families' endpoints come one after the other.
+        // The families' endpoints change separately.
         let moved = || Ok(fixture.reaches(NODE, UDP, dialled, true)?.backend == "p2a");
         wait_until(DEADLINE, "a new connection is led to p2a", moved)?;
     }
@@ -106,7 +106,7 @@ pub(crate) fn datagrams_are_translated_to_serving_backends(
     wait_until(DEADLINE, "p1b serves again", both)
 }
 
-/// A socket that is not connected, and its peer.
+/// An unconnected socket, and its peer.
 struct Loose {
     socket: UdpSocket,
     to: SocketAddr,
@@ -126,8 +126,8 @@ impl Fixture {
 }
 
 impl Loose {
-    /// Returns the backend that answers. The answer must come from the peer and go to the socket's
-    /// own port.
+    /// Returns the answering backend. The answer must come from the peer and go to the socket's own
+    /// port.
     fn ask(&self) -> io::Result<String> {
         self.socket.send_to(b"who?", self.to)?;
         let mut greeting = [0; 256];

@@ -1,4 +1,4 @@
-//! The settings of an operator and of a Service for masquerading and load balancing.
+//! Settings of the operator and of a Service for masquerading and load balancing.
 
 use anyhow::Result;
 use expect_test::expect;
@@ -95,7 +95,7 @@ fn trace_follows_the_algorithms() -> Result<()> {
             == [50, 50]
     };
     assert!(even(&tally("round-robin", "p1a")?));
-    // Flows stay open, so that of two backends the other one has fewer.
+    // Flows stay open, so the other backend has fewer connections.
     assert!(even(&tally("least-connections", "p1a")?));
     assert_eq!(
         tally("maglev", "p1a")?,
@@ -122,7 +122,7 @@ fn packets_are_counted_by_fate() -> Result<()> {
             .collect();
         assert_eq!(backends, [(Verdict::Forward, true); 2], "{trace:?}");
         assert_eq!(trace.tally.iter().map(|row| row.packets).sum::<u32>(), 200);
-        // At random: 12 standard deviations from even.
+        // Random selection: the bound is 12 standard deviations from even.
         assert!(trace.tally.iter().all(|row| row.packets > 15), "{trace:?}");
     }
     Ok(())

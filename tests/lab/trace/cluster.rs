@@ -1,4 +1,4 @@
-//! A cluster on paper: two nodes, their pods, and a Service for each thing that can happen.
+//! A cluster of manifests: two nodes, their pods, and a Service for each case.
 
 use std::fs;
 
@@ -34,7 +34,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// One more object.
+    /// Writes another object.
     pub(crate) fn put(&self, name: &str, object: &Value) -> Result<()> {
         Ok(fs::write(
             self.0.path().join(format!("{name}.yaml")),
@@ -47,8 +47,8 @@ impl Folder {
     }
 }
 
-/// Pods p1a and p1b on node n1, p2a on n2; each Service's ClusterIP is called like it; `vip` is a
-/// load balancer's.
+/// Returns the names: pods p1a and p1b on node n1, p2a on n2; each Service's name stands for its
+/// ClusterIP, and `vip` for a load balancer's address.
 pub(crate) fn names(family: Family) -> Names {
     let hosts = [
         ("p1a", "10.244.1.10", "fd00:10:244:1::10"),
@@ -74,12 +74,12 @@ pub(crate) fn names(family: Family) -> Names {
     Names::new(hosts.into_iter().chain(services))
 }
 
-/// A Service with the TCP port `http`, 80, and ports of the other protocols.
+/// A Service with TCP port `http` (80), and ports of the other protocols.
 struct Service {
     name: &'static str,
-    /// On port 8080.
+    /// The backends, which listen on port 8080.
     backends: &'static [&'static str],
-    /// The further fields of its spec.
+    /// Further fields of the spec.
     spec: fn() -> Value,
     status: fn() -> Value,
 }
@@ -156,7 +156,7 @@ const SERVICES: [Service; 9] = [
 ];
 
 impl Service {
-    /// The Service and an EndpointSlice for each family; `n` is its place in the list.
+    /// Returns the Service and an EndpointSlice of each family. `n` is its index in the list.
     fn objects(&self, n: usize) -> Vec<Value> {
         let mut port = json!({ "name": "http", "port": 80, "protocol": "TCP" });
         let mut spec = (self.spec)();

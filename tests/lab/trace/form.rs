@@ -1,4 +1,4 @@
-//! The form of the JSON output, and of refusals.
+//! The format of the JSON output, and of refusals.
 
 use anyhow::{Context, Result};
 use expect_test::{Expect, expect};
@@ -10,7 +10,7 @@ use crate::trace::cluster::{Folder, names};
 use crate::trace::manifests::{command, json};
 use crate::trace::{kpx, trace_command};
 
-/// Pins the names on which readers of this output rely.
+/// Pins the field names that readers of this output rely on.
 #[test]
 fn trace_shows_a_forwarded_packet() -> Result<()> {
     check(
@@ -111,7 +111,7 @@ fn check(to: &str, expected: &Expect) -> Result<()> {
     Ok(())
 }
 
-/// `outcome.backend.local true` for each value.
+/// Returns lines like `outcome.backend.local true`, one for each value.
 fn lines(path: &str, value: &Value) -> Vec<String> {
     match value {
         Value::Object(fields) => fields
@@ -162,7 +162,7 @@ fn trace_refuses_what_it_cannot_follow() -> Result<()> {
     Ok(())
 }
 
-/// The same is said of names as of the addresses that they stand for.
+/// A trace by names gives the same output as a trace by their addresses.
 #[test]
 fn trace_takes_names_for_addresses() -> Result<()> {
     let folder = Folder::create()?;
@@ -191,7 +191,7 @@ fn trace_takes_names_for_addresses() -> Result<()> {
     ];
     for (from, to, from_addr, to_addr) in cases {
         let names = names(Family::V4);
-        // Another port of the host, and another backend, each time.
+        // Each trace draws another source port of the host, and another backend.
         let replaced = |text: String| names.replace(&text).lines().next().map(str::to_owned);
         let want = kpx(&mut command(&folder, Family::V4, from_addr, to_addr, &[])?)?;
         assert_eq!(replaced(by_name(from, to)?), replaced(want), "{from} {to}");

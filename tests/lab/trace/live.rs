@@ -24,12 +24,12 @@ use crate::trace::{kpx, trace_command};
 
 const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
-/// From a change of a device to what the agent says of it.
+/// The time from a change of a device to the agent's report.
 const PROMPT: Duration = Duration::from_secs(5);
 
 #[test]
 fn trace_predicts_packets() -> Result<()> {
-    // A bridge is in the overlay's layout too.
+    // The overlay's layout has a bridge too.
     for layout in [Layout::Routed, Layout::Ptp, Layout::Vxlan] {
         agree(layout).with_context(|| format!("{layout:?}"))?;
     }
@@ -62,7 +62,7 @@ fn agree(layout: Layout) -> Result<()> {
     for object in services.iter().flat_map(|service| service.objects(&lab)) {
         cluster.put(&object)?;
     }
-    // A trace explains packets.
+    // A trace explains packets, so packets serve sockets here.
     let packets = ["--socket-lb", "off"].map(str::to_owned);
     let agent = Agent::start_with(&lab, &lab.n1, cluster.source(), &packets)?;
     for family in Family::ALL {
@@ -127,7 +127,7 @@ fn known_client(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// A packet of p1a that came in from outside would be a stranger's.
+/// A packet of p1a from outside counts as spoofed.
 fn in_device(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let from = lab.host("p1a").addrs.v4.to_string();
     let trace = trace(
@@ -155,9 +155,9 @@ fn in_device(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Such a packet never comes to the anchor.
+/// Packets to loopback addresses bypass the anchor.
 fn to_loopback(lab: &Lab, agent: &Agent) -> Result<()> {
-    // As kube-proxy has it by default: that one address alone.
+    // kube-proxy serves 127.0.0.1 alone by default.
     for (to, wanted) in [
         ("127.0.0.1", Verdict::Forward),
         ("127.1.2.3", Verdict::Pass),
@@ -186,7 +186,7 @@ fn to_loopback(lab: &Lab, agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-/// Devices and routes there are not those that the agent serves.
+/// The other namespace has other devices and routes than the agent's.
 fn from_another_namespace(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let mut command = trace_command()?;
     command.arg("--run-dir").arg(agent.run_dir()).args([
@@ -209,7 +209,7 @@ fn from_another_namespace(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Res
     Ok(())
 }
 
-/// Checks the role of a veth with a network of its own, and its reason, until the network goes.
+/// Checks the role of a veth that has its own network, and its reason, until the network goes.
 fn a_pod_with_a_network(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let from = lab.host("p1a").addrs.v4.to_string();
     let role = |wanted: &str| {
@@ -248,7 +248,7 @@ fn a_pod_with_a_network(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Resul
     Ok(())
 }
 
-/// An agent that runs programs of another build is played by its status, with another tag.
+/// A status with another tag stands for an agent with programs of another build.
 fn other_programs(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
     let mut status = agent.status()?;
     let tag = std::mem::replace(
@@ -279,7 +279,7 @@ fn other_programs(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> 
     Ok(())
 }
 
-/// One request, as kpx answers it.
+/// Answers one request like kpx.
 fn answer(listener: &UnixListener, json: &str) -> std::io::Result<()> {
     let (mut stream, _) = listener.accept()?;
     let mut head = [0; 1024];
@@ -321,7 +321,7 @@ fn agrees(lab: &Lab, agent: &Agent, client: &Host, frontend: SocketAddr) -> Resu
         frontend,
         &["--count", "100"],
     )?;
-    // Ended flows may have been swept.
+    // The sweep may have removed ended flows.
     ensure!(self::flows(agent)?.is_subset(&flows), "tracing left flows");
     match (trace.outcome.verdict, real) {
         (Verdict::Forward, Ok(answer)) => {
@@ -354,7 +354,7 @@ fn agrees(lab: &Lab, agent: &Agent, client: &Host, frontend: SocketAddr) -> Resu
     Ok(())
 }
 
-/// The agent's Services have names.
+/// The trace shows the agent's names of Services.
 fn by_name(lab: &Lab, agent: &Agent, service: &Service) -> Result<()> {
     let mut command = trace_command()?;
     command.arg("--run-dir").arg(agent.run_dir()).args([
@@ -393,7 +393,7 @@ fn trace(
     serde_json::from_str(&text).with_context(|| text)
 }
 
-/// The keys of all entries of an agent's flow tables.
+/// Returns the keys of all entries in an agent's flow tables.
 fn flows(agent: &Agent) -> Result<BTreeSet<String>> {
     let status = agent.status()?;
     let open = |name: &str| {

@@ -10,8 +10,8 @@ use testbed::lab::Family;
 use crate::trace::cluster::{Folder, names};
 use crate::trace::{kpx, trace_command};
 
-/// Checks what is said, alike in both families, of a packet from one name to another on node n1.
-/// Where a Service has one backend, the four lines that name it are one: `only`.
+/// Checks the output, equal in both families, for a packet from one name to another on node n1. The
+/// four lines of a Service's single backend are folded into `only`.
 pub(crate) fn check(from: &str, to: &str, arguments: &[&str], expected: &Expect) -> Result<()> {
     expected.assert_eq(&folded(&said(from, to, arguments)?));
     Ok(())
@@ -294,7 +294,7 @@ fn the_host_dials_its_own_node_port() -> Result<()> {
     )
 }
 
-/// The kernel takes what it sends there for its own: no route of kpx's leads there.
+/// The kernel delivers packets to its own loopback address; no route of kpx leads there.
 #[test]
 fn the_host_dials_its_loopback_address() -> Result<()> {
     const PRIMARY: &[&str] = &["--nodeport-addresses", "primary"];

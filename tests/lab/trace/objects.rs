@@ -1,4 +1,4 @@
-//! Objects of other programs, and names as people write them, in a trace of manifests.
+//! Objects of other programs, and names as operators write them, in a trace of manifests.
 
 use anyhow::Result;
 use proxy_trace::report::{Trace, Verdict};

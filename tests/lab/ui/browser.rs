@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 
 use crate::ui::webdriver::Session;
 
-/// Nothing but what a test asks for may be sent; and root has no sandbox.
+/// The flags suppress requests other than the tests' own. Chromium has no sandbox for root.
 const FLAGS: [&str; 10] = [
     "--headless",
     "--no-sandbox",
@@ -27,7 +27,7 @@ const FLAGS: [&str; 10] = [
     "--disable-component-update",
     "--disable-sync",
     "--disable-dev-shm-usage",
-    // A name that is looked up in vain holds up the start for seconds.
+    // A failing name look-up delays the start by seconds.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ];
 
@@ -41,7 +41,7 @@ pub(crate) struct Browser<'a> {
 }
 
 impl<'a> Browser<'a> {
-    /// With more `flags`, and with JavaScript or without.
+    /// Starts a browser with further `flags`, and with or without JavaScript.
     pub(crate) fn start(ns: &'a NetNs, flags: &[&str], javascript: bool) -> Result<Self> {
         let driver = Driver::start(ns)?;
         let profile = TempDir::with_prefix("kpx-chromium-")?;
@@ -52,8 +52,8 @@ impl<'a> Browser<'a> {
             "args": args,
             "prefs": { "profile.default_content_setting_values.javascript": allowed },
         } });
-        // A socket belongs to the namespace of the thread that makes it: everything runs on the
-        // caller's.
+        // A socket belongs to the namespace of the thread that creates it, so the runtime runs on
+        // the caller's thread.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
@@ -84,14 +84,14 @@ impl<'a> Browser<'a> {
         Ok(serde_json::from_value(self.eval(body)?)?)
     }
 
-    /// Waits until an expression is true; until then it may fail for want of what it looks at.
+    /// Waits until an expression is true. Exceptions count as false.
     pub(crate) fn wait(&self, expression: &str) -> Result<()> {
         let body = format!("try {{ return Boolean({expression}) }} catch {{ return false }}");
         wait_until(DEADLINE, expression, || Ok(self.eval(&body)? == true))
             .with_context(|| format!("the page shows: {}", self.text("body").unwrap_or_default()))
     }
 
-    /// Returns the text as a reader sees it.
+    /// Returns the text as rendered.
     pub(crate) fn text(&self, selector: &str) -> Result<String> {
         let text = async { self.session.text(&self.session.find(selector).await?).await };
         self.drive(text).with_context(|| format!("read {selector}"))
@@ -107,13 +107,13 @@ impl<'a> Browser<'a> {
             .with_context(|| format!("click {selector}"))
     }
 
-    /// Presses keys in the element that has the focus.
+    /// Presses keys in the focused element.
     pub(crate) fn press(&self, keys: &str) -> Result<()> {
         let press = async { self.session.press(&self.session.focus().await?, keys).await };
         self.drive(press).with_context(|| format!("press {keys}"))
     }
 
-    /// Writes the window as it looks into a file.
+    /// Writes a picture of the window to a file.
     pub(crate) fn photograph(&self, file: &Path) -> Result<()> {
         let picture = BASE64_STANDARD.decode(self.drive(self.session.picture())?)?;
         std::fs::write(file, picture).with_context(|| format!("write {}", file.display()))
@@ -165,7 +165,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ended = self
             .process
             .kill()

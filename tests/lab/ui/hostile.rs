@@ -1,5 +1,4 @@
-//! Attacks that must fail: markup that executes, requests to other origins, other origins that
-//! read.
+//! Attacks that must fail: injected markup, requests to other origins, reads from other origins.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -25,7 +24,7 @@ pub(crate) fn text_of_objects_stays_text(fixture: &Fixture) -> Result<()> {
         "#/devices",
         &format!("#/services/{MARKUP}/x"),
     ] {
-        // Another address first: a change of the fragment alone loads nothing.
+        // The browser leaves the page first, because a change of the fragment alone loads nothing.
         browser.open("about:blank")?;
         browser.open(&url(place))?;
         browser.wait("document.querySelector('[data-health]')")?;
@@ -43,7 +42,7 @@ pub(crate) fn text_of_objects_stays_text(fixture: &Fixture) -> Result<()> {
             "{place}"
         );
     }
-    // Even if the page tried.
+    // The policy blocks these attempts even from the page itself.
     for attempt in [
         "document.body.innerHTML = '<b>bold</b>'",
         "const script = document.createElement('script'); script.text = 'window.harmed = 1'; document.head.append(script)",
@@ -59,7 +58,7 @@ pub(crate) fn text_of_objects_stays_text(fixture: &Fixture) -> Result<()> {
         .try_for_each(|object| fixture.base.cluster.delete(object))
 }
 
-/// The API server would refuse it; a folder of manifests has none.
+/// Markup in objects. An API server would refuse them; a folder of manifests accepts them.
 fn hostile() -> [Object; 2] {
     let service = json!({
         "apiVersion": "v1", "kind": "Service",
@@ -108,7 +107,7 @@ pub(crate) fn page_sends_nothing_and_admits_no_other_origin(fixture: &Fixture) -
         "the policy lets requests out"
     );
 
-    // A name of somebody else's that leads here.
+    // DNS rebinding: a foreign name resolves to the page's address.
     for path in ["", "api/status", "api/services"] {
         browser.open(&format!("http://evil.example:10249/ui/{path}"))?;
         let text = browser.text("body")?;
@@ -117,7 +116,7 @@ pub(crate) fn page_sends_nothing_and_admits_no_other_origin(fixture: &Fixture) -
             "{text}"
         );
     }
-    // Another fixture's script: what listens at another port is another origin.
+    // A script of another origin: another port is another origin.
     let server = fixture
         .ns()
         .run(|| std::net::TcpListener::bind("127.0.0.1:0"))?;
@@ -132,8 +131,8 @@ pub(crate) fn page_sends_nothing_and_admits_no_other_origin(fixture: &Fixture) -
         browser.eval(&stolen)? == "TypeError",
         "another origin reads"
     );
-    // Nor does it make the agent work: the header of the page's own requests needs a leave that no
-    // other origin gets.
+    // Nor does another origin cause work for the agent: the header of the page's requests needs a
+    // CORS preflight, which fails.
     let work = format!(
         "const path = '{ORIGIN}/ui/api/trace?to=10.96.0.10:80';
          return Promise.all([{{ headers: {{ 'kpx-page': '1' }} }}, {{ mode: 'no-cors', headers: {{ 'kpx-page': '1' }} }}].map((how) =>
@@ -186,7 +185,7 @@ fn page_is_off_by_default() -> Result<()> {
         fixture.base.cluster.source(),
     )?;
     let browser = Browser::start(fixture.ns(), &[], true)?;
-    // Either no server listens there, or it has no such page.
+    // Either no server listens there, or the server has no such page.
     let opened = browser.open(&url(""));
     ensure!(
         opened.is_err() || browser.eval("return document.getElementById('view') === null")? == true

@@ -1,4 +1,4 @@
-//! The contents of the page, and its reactions to a reader.
+//! The page's contents, and its reactions to a reader.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -56,7 +56,7 @@ pub(crate) fn services_are_listed_filtered_and_sorted(fixture: &Fixture) -> Resu
     browser.press(&address(&web))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 1")?;
     ensure!(browser.strings(NAMES)? == ["web"] && browser.text("#shown")? == "1 of 3 services");
-    // A reading in between takes nothing away from who is typing.
+    // An update does not disturb the input of a reader who is typing.
     browser.press(" nodeport")?;
     let shown = "document.querySelector('.who').textContent";
     let before = browser.eval(&format!("return {shown}"))?;
@@ -74,7 +74,7 @@ pub(crate) fn a_service_opens_with_its_backends_by_zone_and_node(fixture: &Fixtu
     let browser = Browser::start(fixture.ns(), &[], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
-    // By keyboard alone: from the filter down the table, and back.
+    // By keyboard alone: from the filter down the table and back.
     browser.press("/")?;
     browser.wait("document.activeElement.id === 'filter'")?;
     for name in ["empty", "local", "web"] {
@@ -157,7 +157,7 @@ pub(crate) fn rates_move_when_packets_flow(fixture: &Fixture) -> Result<()> {
         ensure!(refused.exchange(client, b"hello").is_err());
         Ok(browser.eval(&format!("return {opened} && {dropped}"))? == true)
     })?;
-    // And come to rest again.
+    // The rates fall to zero again.
     browser.wait(&format!("{} === '0'", row("web", "opened")))?;
 
     browser.open(&url("#/drops"))?;
@@ -184,7 +184,7 @@ fn page_shows_problems() -> Result<()> {
     browser.wait("document.querySelector('[data-health=good]')")?;
     ensure!(browser.text("#notices")?.is_empty());
 
-    // kpx cannot serve a health check at a port that is taken.
+    // kpx cannot serve a health check at an occupied port.
     let taken = fixture
         .ns()
         .run(|| std::net::TcpListener::bind(("0.0.0.0", 0)))?;
@@ -271,8 +271,8 @@ fn has_few_rows(browser: &Browser) -> Result<()> {
     )
 }
 
-/// Scrolls under a link with the focus: elements are for other rows then, but not the one that the
-/// reader is at.
+/// Scrolls past a focused link: the page reuses row elements, but the focused row keeps its
+/// element.
 fn focus_stays_with_its_row(browser: &Browser) -> Result<()> {
     browser.eval("scrollTo(0, 4400)")?;
     let row = "[...document.querySelectorAll('tr[data-service]')].find((row) => row.getBoundingClientRect().top > 600)";

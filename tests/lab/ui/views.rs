@@ -1,5 +1,5 @@
-//! The views that answer "what is wrong, and why": problems, live packets, map and trace; and who
-//! can read them.
+//! The views that answer "what is wrong, and why": problems, live packets, map and trace; and their
+//! accessibility.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use crate::ui::browser::Browser;
 use crate::ui::webdriver::key;
 use crate::ui::{Fixture, TARGET, address, url, web};
 
-/// The time for which charts of pictures show traffic.
+/// The time of traffic in the charts of pictures.
 const PICTURED: Duration = Duration::from_secs(100);
 
-/// The clients of a view under test: p1b reaches `web`, and is refused by `zero`.
+/// The traffic of a view under test: p1b reaches `web`, and `zero` refuses it.
 struct Clients<'a> {
     fixture: &'a Fixture,
     dial: Dial,
@@ -33,7 +33,7 @@ impl<'a> Clients<'a> {
         }
     }
 
-    /// Dials for a while, some times a second.
+    /// Dials for this time, several times a second.
     fn keep_dialling(&self, time: Duration) -> Result<()> {
         let client = &self.fixture.base.lab.host("p1b").ns;
         let started = Instant::now();
@@ -62,7 +62,7 @@ impl<'a> Clients<'a> {
     }
 }
 
-/// Has no endpoints, and comes last by name.
+/// Returns a Service without endpoints, which is last by name.
 fn zero() -> Service {
     Service::new("zero", 15, &[], TARGET)
 }
@@ -73,7 +73,7 @@ pub(crate) fn page_leads_from_problem_to_reason(fixture: &Fixture) -> Result<()>
     let browser = Browser::start(fixture.ns(), &["--window-size=1440,1000"], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 4")?;
-    // A Service without endpoints is no problem before a client asks for it; then it comes first.
+    // A Service without endpoints becomes a problem with its first client, and then comes first.
     let problem = "document.querySelector('[data-service=\"default/zero\"] .problem').textContent";
     ensure!(browser.eval(&format!("return {problem}"))? == "none");
     clients.until(&browser, &format!("{problem}.endsWith('/s not served')"))?;
@@ -100,7 +100,7 @@ pub(crate) fn page_leads_from_problem_to_reason(fixture: &Fixture) -> Result<()>
     fixture.base.delete(&zero())
 }
 
-/// Counts the connections that a backend refuses beside it, on the page of its Service.
+/// Checks that the page of a Service shows, at a backend, the connections that the backend refuses.
 fn failing_backend(browser: &Browser, fixture: &Fixture) -> Result<()> {
     let closed = Service::new("closed", 16, &["p1a"], TARGET + 1);
     fixture.put(&closed)?;
@@ -116,7 +116,7 @@ fn failing_backend(browser: &Browser, fixture: &Fixture) -> Result<()> {
     fixture.base.delete(&closed)
 }
 
-/// Shows refused packets as they come, and what their reason means.
+/// Checks that the page shows refused packets live, and explains their reason.
 fn live(browser: &Browser, clients: &Clients) -> Result<()> {
     browser.open(&url("#/live?kind=unserved"))?;
     clients.until(
@@ -169,10 +169,10 @@ fn live(browser: &Browser, clients: &Clients) -> Result<()> {
     accept(browser, "reason")
 }
 
-/// Shows who calls which Service, and which backend answers.
+/// Checks that the map shows clients, their Services, and the answering backends.
 fn map(browser: &Browser, clients: &Clients) -> Result<()> {
     browser.open(&url("#/map?namespace=default"))?;
-    // The page has addresses for a start, and names them once the agent has.
+    // The page shows addresses at first, and names once the agent has them.
     let way = |service: &str, backend: &str| {
         format!(
             "document.querySelector('[data-way=\"default/p1b → default/{service} → {backend}\"]')"
@@ -196,7 +196,7 @@ fn map(browser: &Browser, clients: &Clients) -> Result<()> {
     accept(browser, "map")
 }
 
-/// Traces a packet that is refused and one that is not, as the form asks.
+/// Traces a refused packet and a forwarded packet through the form.
 fn trace(browser: &Browser, fixture: &Fixture) -> Result<()> {
     let from = fixture.base.lab.host("p1b").addrs.ip(Family::V4);
     browser.open(&url(&format!(
@@ -225,7 +225,7 @@ fn trace(browser: &Browser, fixture: &Fixture) -> Result<()> {
         "{}",
         browser.text("#traced")?
     );
-    // The agent's words come to the reader.
+    // The page shows the agent's error.
     browser.eval("const to = document.getElementById('field-to'); to.value = 'default/nobody'; to.dispatchEvent(new Event('input', { bubbles: true }))")?;
     browser.click("#trace .primary")?;
     browser.wait("document.querySelector('#answer .notice')?.textContent.includes('nobody')")
@@ -257,7 +257,7 @@ pub(crate) fn choices_survive_reload_and_back(fixture: &Fixture) -> Result<()> {
     browser.wait(
         "location.hash.startsWith('#/services/default/web?') && document.querySelector('.port')",
     )?;
-    // Values of a chart by keyboard.
+    // The keyboard reads a chart's values.
     browser.eval("document.querySelector('#timeline [data-plot]').focus()")?;
     let value = "document.activeElement.ariaValueText";
     browser.wait(&format!("/at \\d\\d:\\d\\d/.test({value})"))?;
@@ -272,7 +272,8 @@ pub(crate) fn choices_survive_reload_and_back(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Fails if axe-core finds a fault of accessibility, and takes a picture for the docs if asked to.
+/// Fails if axe-core finds an accessibility fault. Takes a picture for the docs if `KPX_PICTURES`
+/// is set.
 fn accept(browser: &Browser, name: &str) -> Result<()> {
     let axe =
         std::fs::read_to_string(axe()).context("read axe-core: `cargo xtask setup` installs it")?;
@@ -287,12 +288,12 @@ fn accept(browser: &Browser, name: &str) -> Result<()> {
     }
 }
 
-/// Returns the folder for pictures, if they are wanted.
+/// Returns the folder for pictures, if set.
 fn pictures() -> Option<PathBuf> {
     std::env::var_os("KPX_PICTURES").map(PathBuf::from)
 }
 
-/// Returns the file of axe-core, where `cargo xtask setup` puts it.
+/// Returns the file of axe-core, from `cargo xtask setup`.
 fn axe() -> PathBuf {
     let own = concat!(
         env!("CARGO_MANIFEST_DIR"),

@@ -1,4 +1,4 @@
-//! The few commands of the W3C WebDriver protocol that the tests need, as JSON over HTTP.
+//! The WebDriver commands that the tests need, as JSON over HTTP.
 
 use std::net::SocketAddr;
 
@@ -11,10 +11,10 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 
-/// The name of an element's id in every answer (WebDriver, 12.2).
+/// The key of an element's id in answers (WebDriver, 12.2).
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// The keys that are no letters (WebDriver, 17.4.2).
+/// Keys without a printable character (WebDriver, 17.4.2).
 pub(crate) mod key {
     pub(crate) const BACKSPACE: &str = "\u{e003}";
     pub(crate) const ENTER: &str = "\u{e007}";
@@ -23,7 +23,7 @@ pub(crate) mod key {
     pub(crate) const DOWN: &str = "\u{e015}";
 }
 
-/// A session with a driver. The driver's end ends it.
+/// A session of a driver, which ends with the driver.
 pub(crate) struct Session {
     client: Client<HttpConnector, Full<Bytes>>,
     url: String,
@@ -49,7 +49,7 @@ impl Session {
         self.post("/url", json!({ "url": url })).await.map(drop)
     }
 
-    /// Runs the body of a JavaScript function and returns its value.
+    /// Runs the body of a JavaScript function. Returns its value.
     pub(crate) async fn eval(&self, body: &str) -> Result<Value> {
         self.post("/execute/sync", json!({ "script": body, "args": [] }))
             .await
@@ -67,7 +67,7 @@ impl Session {
         )
     }
 
-    /// Returns the path of the element that has the focus.
+    /// Returns the path of the focused element.
     pub(crate) async fn focus(&self) -> Result<String> {
         element(&self.send(Method::GET, "/element/active", None).await?)
     }
@@ -85,7 +85,7 @@ impl Session {
             .map(drop)
     }
 
-    /// Returns the window as it looks, as PNG in base64.
+    /// Returns a picture of the window, as PNG in base64.
     pub(crate) async fn picture(&self) -> Result<String> {
         let picture = self.send(Method::GET, "/screenshot", None).await?;
         Ok(picture
