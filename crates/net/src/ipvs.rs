@@ -6,8 +6,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
-use futures::StreamExt;
-use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkPayload};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST};
 use proxy_common::addr::Proto;
 use rtnetlink::proto::{ConnectionHandle, new_connection};
 use rtnetlink::sys::protocols::NETLINK_GENERIC;
@@ -123,24 +122,11 @@ async fn family(handle: &ConnectionHandle<Message>) -> io::Result<u16> {
     ]
     .concat();
     let request = raw::request(GENL_ID_CTRL, NLM_F_REQUEST, asked);
-    let mut answers = handle
-        .clone()
-        .request(request, kernel())
-        .map_err(io::Error::other)?;
-    while let Some(answer) = answers.next().await {
-        match answer.payload {
-            NetlinkPayload::InnerMessage(message) => {
-                let id = attrs(&message)
-                    .and_then(|attrs| attrs.get(CTRL_ATTR_FAMILY_ID)?.try_into().ok());
-                return id
-                    .map(u16::from_ne_bytes)
-                    .ok_or_else(|| io::ErrorKind::InvalidData.into());
-            }
-            NetlinkPayload::Error(error) => return Err(error.to_io()),
-            _ => {}
-        }
-    }
-    Err(io::ErrorKind::UnexpectedEof.into())
+    let message = raw::first(handle, request).await?;
+    attrs(&message)
+        .and_then(|attrs| attrs.get(CTRL_ATTR_FAMILY_ID)?.try_into().ok())
+        .map(u16::from_ne_bytes)
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Returns the head of an IPVS request, version 1.

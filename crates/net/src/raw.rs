@@ -3,10 +3,13 @@
 use std::io;
 
 use anyhow::{Result, bail};
+use futures::StreamExt;
 use netlink_packet_core::{
     NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
+
+use crate::netlink::kernel;
 
 /// A message's type and content.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +52,24 @@ pub(crate) fn request(kind: u16, flags: u16, bytes: Vec<u8>) -> NetlinkMessage<M
     message.header.flags = flags;
     message.finalize();
     message
+}
+
+/// Sends a request and returns the first message of its answer, or the kernel's error.
+pub(crate) async fn first(
+    handle: &ConnectionHandle<Message>,
+    request: NetlinkMessage<Message>,
+) -> io::Result<Message> {
+    let mut answers = handle
+        .request(request, kernel())
+        .map_err(io::Error::other)?;
+    while let Some(answer) = answers.next().await {
+        match answer.payload {
+            NetlinkPayload::InnerMessage(message) => return Ok(message),
+            NetlinkPayload::Error(error) => return Err(error.to_io()),
+            _ => {}
+        }
+    }
+    Err(io::ErrorKind::UnexpectedEof.into())
 }
 
 /// The length of an attribute's head, and the flag of a nested attribute.

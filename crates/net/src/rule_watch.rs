@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use futures::StreamExt;
-use netlink_packet_core::{NLM_F_REQUEST, NetlinkPayload};
+use netlink_packet_core::NLM_F_REQUEST;
 use rtnetlink::proto::ConnectionHandle;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use tokio::sync::{Notify, mpsc};
@@ -20,7 +19,7 @@ use tracing::debug;
 
 use super::foreign_rule::{self, ForeignRule};
 use super::netfilter::{Legacy, follows_connections};
-use super::netlink::{Handle, kernel};
+use super::netlink::Handle;
 use super::raw::{self, Asker, Message};
 use super::rule_changes::RuleChanges;
 use super::xfrm;
@@ -184,21 +183,9 @@ impl Sockets {
 /// Returns the generation as the kernel sends it; `None` without nftables.
 async fn number(handle: &ConnectionHandle<Message>) -> io::Result<Option<Vec<u8>>> {
     let request = raw::request(NFT_MSG_GETGEN, NLM_F_REQUEST, HEAD.to_vec());
-    let mut answers = handle
-        .clone()
-        .request(request, kernel())
-        .map_err(io::Error::other)?;
-    while let Some(answer) = answers.next().await {
-        match answer.payload {
-            NetlinkPayload::InnerMessage(message) => {
-                return Ok(message.bytes.get(GEN_ID).map(<[u8]>::to_vec));
-            }
-            NetlinkPayload::Error(error) if error.to_io().kind() == ErrorKind::InvalidInput => {
-                return Ok(None);
-            }
-            NetlinkPayload::Error(error) => return Err(error.to_io()),
-            _ => {}
-        }
+    match raw::first(handle, request).await {
+        Ok(message) => Ok(message.bytes.get(GEN_ID).map(<[u8]>::to_vec)),
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(None),
+        Err(error) => Err(error),
     }
-    Err(ErrorKind::UnexpectedEof.into())
 }

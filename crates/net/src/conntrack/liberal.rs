@@ -9,8 +9,7 @@
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 
-use futures::StreamExt;
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST, NetlinkPayload};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST, NetlinkMessage};
 use nix::libc::{IPPROTO_TCP, IPPROTO_UDP};
 use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
@@ -77,15 +76,15 @@ pub struct Followed {
 
 /// A handle for queries about single connections of this network namespace.
 #[derive(Clone)]
-pub struct Liberal(ConnectionHandle<Message>);
+pub struct Conntrack(ConnectionHandle<Message>);
 
 /// Opens the socket. Requests get answers only while the connection's future is polled.
-pub fn connect() -> io::Result<(Connection<Message>, Liberal)> {
+pub fn connect() -> io::Result<(Connection<Message>, Conntrack)> {
     let (connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
-    Ok((connection, Liberal(handle)))
+    Ok((connection, Conntrack(handle)))
 }
 
-impl Liberal {
+impl Conntrack {
     /// Makes the entry of an open connection liberal. Returns false if conntrack does not follow
     /// these addresses and ports, translates the connection, or does more than follow it. UDP
     /// entries need no flag, because UDP has no windows.
@@ -131,36 +130,25 @@ impl Liberal {
             flags,
             message(&followed, &entry.concat()),
         );
-        deleted(
-            self.0
-                .clone()
-                .request(request, kernel())
-                .map_err(io::Error::other)?,
-        )
-        .await
-        .map(drop)
+        self.acknowledged(request).await.map(drop)
+    }
+
+    /// Sends a change. Returns false if the entry does not exist.
+    async fn acknowledged(&self, request: NetlinkMessage<Message>) -> io::Result<bool> {
+        let answers = self
+            .0
+            .request(request, kernel())
+            .map_err(io::Error::other)?;
+        deleted(answers).await
     }
 
     async fn is_plain(&self, followed: &Followed) -> io::Result<bool> {
         let request = raw::request(IPCTNL_MSG_CT_GET, NLM_F_REQUEST, message(followed, &[]));
-        let mut answers = self
-            .0
-            .clone()
-            .request(request, kernel())
-            .map_err(io::Error::other)?;
-        while let Some(answer) = answers.next().await {
-            match answer.payload {
-                NetlinkPayload::InnerMessage(message) => {
-                    return Ok(is_plain(followed, &message.bytes));
-                }
-                NetlinkPayload::Error(error) if error.to_io().kind() == ErrorKind::NotFound => {
-                    return Ok(false);
-                }
-                NetlinkPayload::Error(error) => return Err(error.to_io()),
-                _ => {}
-            }
+        match raw::first(&self.0, request).await {
+            Ok(message) => Ok(is_plain(followed, &message.bytes)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
         }
-        Err(ErrorKind::UnexpectedEof.into())
     }
 
     async fn relax(&self, followed: &Followed, secs: Option<u32>) -> io::Result<bool> {
@@ -174,13 +162,7 @@ impl Liberal {
             NLM_F_REQUEST | NLM_F_ACK,
             message(followed, &changes),
         );
-        deleted(
-            self.0
-                .clone()
-                .request(request, kernel())
-                .map_err(io::Error::other)?,
-        )
-        .await
+        self.acknowledged(request).await
     }
 }
 
