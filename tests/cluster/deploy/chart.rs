@@ -171,6 +171,11 @@ fn rights_follow_the_options_that_need_them() -> Result<()> {
             true,
             true,
         ),
+        (
+            "kpxConfig.socketLB=off,extraArgs={--local-redirect-addresses=192.0.2.1/32}",
+            false,
+            false,
+        ),
         ("kpxConfig.socketLB=off,extraArgs={--v=4}", false, false),
     ] {
         let documents = rendered(values)?;

@@ -24,7 +24,7 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default "kpx" }}
 {{- $config := .Values.kpxConfig | default dict }}
 {{- $socketLB := ternary (toString $config.socketLB) "auto" (hasKey $config "socketLB") }}
 {{- $args := join " " (.Values.extraArgs | default list) }}
-{{- if or $config.localRedirect (eq $socketLB "auto") .Values.existingConfigMap (contains "--socket-lb" $args) (contains "--local-redirect" $args) }}true{{ end }}
+{{- if or (include "kpx.readsRedirects" .) (eq $socketLB "auto") .Values.existingConfigMap (contains "--socket-lb" $args) }}true{{ end }}
 {{- end }}
 
 {{- /* Arguments may switch local redirects on as well. */ -}}
