@@ -401,7 +401,7 @@ fn reply<A: Forward>(
     let is_bypass = is_bypass(skb, packet, other);
     let is_open = other.tx.has(Seen::DIRECT) && other.rx.has(Seen::PACKET) && !other.rx.has(END);
     let is_free = is_bypass || is_open && is_on_for_all();
-    let is_made_liberal = !is_free && is_open && liberal::goes_back(skb, packet.proto, other);
+    let is_made_liberal = !is_free && is_open && liberal::goes_to_client(skb, packet.proto, other);
     if !is_free && !is_made_liberal || is_for_stack(packet, other, is_bypass) {
         forget_route(entry, other);
         return Plan::Stack;

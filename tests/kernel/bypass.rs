@@ -31,7 +31,7 @@ fn only_addresses_of_pod_cidrs_open_bypass_flows() -> Result<()> {
         base.set_flags(Node::FAST_PATH | Node::FAST_OPEN | Node::FAST_OPEN_PODS)?;
         let [client, pod] = [base.names.addr("client")?, base.names.addr("pod")?].map(IpNet::from);
         for (cidrs, section) in [
-            (vec![client, pod], "bypass::opens_whole"),
+            (vec![client, pod], "bypass::opens_bypass"),
             (vec![client], "bypass::opens_through_stack"),
             (vec![pod], "bypass::opens_through_stack"),
         ] {
@@ -67,7 +67,7 @@ fn first_answer_rechecks_changed_networks() -> Result<()> {
                     .datapath
                     .node
                     .set_pods(&[], &[], &[client, pod])?;
-                run_section(&mut fixture, "bypass::opens_whole")?;
+                run_section(&mut fixture, "bypass::opens_bypass")?;
                 let opened_secs = now_secs()?;
                 if have_changed {
                     fixture
@@ -96,7 +96,7 @@ fn flows_open_through_stack_once_the_agent_says_no_more() -> Result<()> {
         fixture
             .fixture()
             .set_flags(Node::FAST_PATH | Node::FAST_OPEN)?;
-        run_section(&mut fixture, "bypass::opens_whole")?;
+        run_section(&mut fixture, "bypass::opens_bypass")?;
         fixture.fixture().bench.datapath.ways.open_for(None)?;
         run_section(&mut fixture, "bypass::opens_through_stack")?;
     }

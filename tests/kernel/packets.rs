@@ -30,8 +30,8 @@ macro_rules! files {
 }
 
 files! {
-    counts ends fast flows forgery fragments foreign_nat half_open icmp limits lost meetings monitor opened options policy sctp shares silent
-    stack verdicts bypass
+    bypass counts ends fast flows foreign_nat forgery fragments half_open icmp limits lost meetings monitor opened options policy sctp shares silent
+    stack verdicts
 }
 
 /// Makes a test of each named section. The sections name their fixtures.

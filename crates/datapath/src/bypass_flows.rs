@@ -75,11 +75,11 @@ impl<A: FamilyNames> Family<A> {
             .next_batch()
             .with_context(|| format!("read {}", A::MAPS.flows))?
         {
-            let is_whole = |key: &FlowKey<A>, flow: &Flow<A>| {
+            let is_bypass = |key: &FlowKey<A>, flow: &Flow<A>| {
                 key.proto() == Proto::TCP && flow.kind == Kind::DNAT && flow.rx.has(Seen::BYPASS)
             };
             let flows = batch
-                .filter(|(key, flow)| is_whole(key, flow))
+                .filter(|(key, flow)| is_bypass(key, flow))
                 .map(|(key, flow)| BypassFlow {
                     client: flow.client_between().socket_addr(),
                     backend: flow.backend.socket_addr(),

@@ -61,7 +61,7 @@ struct Tables<A: Addr> {
 /// The programs' clock until the kernel's next tick, which may come milliseconds late in a new
 /// second.
 struct Clock {
-    signals: PerCpuArray<MapData, Cpu>,
+    cpus: PerCpuArray<MapData, Cpu>,
     second: u32,
 }
 
@@ -71,7 +71,7 @@ struct Entry {
     leg: &'static str,
     peers: [SocketAddr; 4],
     passed: (u64, u64),
-    is_whole: bool,
+    is_bypass: bool,
     said: Option<(bool, bool, bool, bool, bool, u32)>,
 }
 
@@ -92,7 +92,7 @@ impl Fixture {
         let v4 = Tables::new(&node.bench, &IPV4)?;
         let v6 = Tables::new(&node.bench, &IPV6)?;
         let clock = Clock {
-            signals: node.bench.map(INGRESS, CPUS)?.try_into()?,
+            cpus: node.bench.map(INGRESS, CPUS)?.try_into()?,
             second: 0,
         };
         let mut fixture = Self {
@@ -279,7 +279,7 @@ impl Clock {
                 .map_err(|(_, error)| error)
                 .context("count CPUs")?;
             let never = PerCpuValues::try_from(vec![Cpu::default(); cpus])?;
-            self.signals
+            self.cpus
                 .set(0, never, 0)
                 .context("let the programs forget the time")?;
             self.second = now;
@@ -312,7 +312,7 @@ impl Entry {
             leg: name(leg),
             peers: [flow.client, flow.frontend, flow.backend, flow.source],
             passed,
-            is_whole: flow.is_whole,
+            is_bypass: flow.is_bypass,
             said,
         }
     }
@@ -455,7 +455,7 @@ where
                     Leg::ToBackend | Leg::ToClient => (flow.passed.packets, flow.passed.bytes),
                     Leg::AsNode | Leg::FromNode => (0, 0),
                 },
-                is_whole: rx.has(Seen::BYPASS),
+                is_bypass: rx.has(Seen::BYPASS),
                 said: (leg == Leg::ToBackend).then_some(said),
             };
             let tuple = (table, key.proto().0, plain(key.src()), plain(key.dst()));

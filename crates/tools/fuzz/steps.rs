@@ -233,7 +233,7 @@ fn of_bypass(dice: &mut Dice, model: &Model) -> Option<Sent> {
         .flows
         .values()
         .rev()
-        .filter(|flow| flow.is_whole)
+        .filter(|flow| flow.is_bypass)
         .take(4)
         .collect::<Vec<_>>();
     let flow = *newest.get(dice.random_range(0..newest.len().max(1)))?;

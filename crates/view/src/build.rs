@@ -240,6 +240,7 @@ impl<A: Addr> FamilyView<'_, A> {
                     .host_mode
                     .as_ref()
                     .and_then(|_| self.way(key, at, endpoint));
+                let ejected = port.ejected.binary_search(&at).is_ok();
                 BackendView {
                     // Behind a node port or the tunnel, the cluster set holds that address instead
                     // of the backend's.
@@ -258,8 +259,8 @@ impl<A: Addr> FamilyView<'_, A> {
                     way: way.map(str::to_owned),
                     silent: key.proto == Proto::TCP
                         && node.silent.contains_key(&Path::new(key, &at)),
-                    ejected: port.ejected.binary_search(&at).is_ok(),
-                    set_aside: port.ejected.binary_search(&at).is_ok(),
+                    ejected,
+                    set_aside: ejected,
                     ..self.backend(at, endpoint)
                 }
             }));

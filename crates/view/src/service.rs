@@ -147,6 +147,11 @@ impl ServiceView {
 }
 
 impl BackendView {
+    /// Returns true if the backend is ejected. An agent of the previous release has the old name.
+    pub const fn is_ejected(&self) -> bool {
+        self.ejected || self.set_aside
+    }
+
     /// Returns the pod, or the IP address of a backend without a pod.
     pub fn pod_or_ip(&self) -> String {
         match &self.pod {

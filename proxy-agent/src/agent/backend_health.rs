@@ -191,12 +191,13 @@ impl Agent {
             let service = self.desired.service_at(path)?.name.to_string();
             let port = path.service.port();
             let backend = path.backend;
+            let is_ejected = self.desired.is_ejected(path);
             Some(SilentStatus {
                 service,
                 port,
                 backend,
-                is_ejected: self.desired.is_ejected(path),
-                is_aside: self.desired.is_ejected(path),
+                is_ejected,
+                is_aside: is_ejected,
             })
         });
         silent.collect()

@@ -14,7 +14,7 @@ use proxy_common::addr::Proto;
 use proxy_common::flow::{AnyKey, Offer, is_for_asker};
 use proxy_datapath::{LiberalFlows, OpenFlow};
 use proxy_net::conntrack::Tuple;
-use proxy_net::conntrack::liberal::{self, Followed, Liberal};
+use proxy_net::conntrack::liberal::{self, Conntrack, Followed};
 use proxy_net::sysctl;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
@@ -60,7 +60,7 @@ struct Waiting {
 
 struct Answers {
     flows: LiberalFlows,
-    conntrack: Liberal,
+    conntrack: Conntrack,
     waiting: Waiting,
     known: HashMap<AnyKey, Known>,
     /// The number of liberal flows with a client outside.

@@ -257,7 +257,7 @@ impl fmt::Display for FastPathState {
                 if !rules.is_empty() {
                     write!(f, ", past {}", rules.join("; "))?;
                 }
-                self.write_whole(f)
+                self.write_bypass(f)
             }
             (FastPath::Auto, _) => match &self.bypass {
                 Bypass::None(why) if !self.is_on() => {
@@ -269,7 +269,7 @@ impl fmt::Display for FastPathState {
                     } else {
                         "auto: on"
                     })?;
-                    self.write_whole(f)?;
+                    self.write_bypass(f)?;
                     if self.is_on_for_all() {
                         return Ok(());
                     }
@@ -299,7 +299,7 @@ impl fmt::Display for FastPathState {
 }
 
 impl FastPathState {
-    fn write_whole(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_bypass(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.bypass, f)?;
         let Bypass::Some { not_far, .. } = &self.bypass else {
             return Ok(());

@@ -9,7 +9,7 @@ use futures::{StreamExt, stream};
 use proxy_common::flow::State;
 use proxy_datapath::{BypassFlow, BypassFlows};
 use proxy_net::conntrack::Tuple;
-use proxy_net::conntrack::liberal::{self, Liberal};
+use proxy_net::conntrack::liberal::{self, Conntrack};
 use proxy_net::sysctl;
 
 use super::bypass_connections::Staying;
@@ -63,7 +63,7 @@ impl Left {
         &mut self,
         flows: &mut BypassFlows,
         staying: &Staying,
-        conntrack: Option<Liberal>,
+        conntrack: Option<Conntrack>,
     ) -> Result<()> {
         let leaves =
             |flow: &BypassFlow| !staying.has([flow.client.ip(), flow.backend.ip()], flow.is_far);
@@ -88,7 +88,7 @@ impl Left {
     /// client's ACK. The rules see the next SYN, FIN or RST of other connections.
     async fn tell(
         &mut self,
-        conntrack: &Liberal,
+        conntrack: &Conntrack,
         flows: &[BypassFlow],
         [established, close_wait]: [u32; 2],
     ) {

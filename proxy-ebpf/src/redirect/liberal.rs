@@ -98,7 +98,7 @@ pub fn goes_to_backend<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bo
 /// Returns true if a packet from the backend may skip the stack. `flow` is the reply's entry as
 /// before the packet.
 #[inline(never)]
-pub fn goes_back<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
+pub fn goes_to_client<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     if !flow.tx.has(Seen::MADE_LIBERAL) || !may_skip(skb, proto, flow, Device::POD) {
         return false;
     }

@@ -81,7 +81,7 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
     let is_fast = if is_original {
         goes_to_backend(&entry, is_bypass)
     } else {
-        goes_back(&entry, is_bypass)
+        goes_to_client(&entry, is_bypass)
     };
     let is_change = if is_original {
         established::changes_opener(&entry, head)
@@ -281,7 +281,7 @@ fn goes_to_backend<A: Forward>(entry: &Entry<A>, is_bypass: bool) -> bool {
 
 /// Returns true if the short way may take a packet from the backend.
 #[inline(always)]
-fn goes_back<A: Forward>(entry: &Entry<A>, is_bypass: bool) -> bool {
+fn goes_to_client<A: Forward>(entry: &Entry<A>, is_bypass: bool) -> bool {
     let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
     tx.only(rx).has(Seen::DIRECT)
         && (is_bypass || !rx.has(END))

@@ -127,7 +127,7 @@ impl Model {
             None => (false, find(Table::Leaving)?),
         };
         let flow = self.flows[&id].clone();
-        let is_of_bypass = flow.is_whole
+        let is_of_bypass = flow.is_bypass
             && leg
                 == if is_there {
                     Leg::ToBackend

@@ -48,7 +48,7 @@ pub(crate) struct Flow {
     /// ... and a socket of the host is the backend.
     pub(crate) to_host: bool,
     /// The flow bypasses the stack from its first packet.
-    pub(crate) is_whole: bool,
+    pub(crate) is_bypass: bool,
     /// Another program's connection that left with the tuple of a flow.
     pub(crate) is_foreign_nat: bool,
     /// By its ClusterIP; `None` without a Service.

@@ -122,7 +122,7 @@ impl Model {
         let (id, leg) = match found {
             Some(found) => found,
             None => match self.open(sent, got, &packet, now_secs, chosen)? {
-                Ok(id) if self.flows[&id].is_whole => {
+                Ok(id) if self.flows[&id].is_bypass => {
                     return Ok(self
                         .opened_past_stack(sent, &packet, id)
                         .ok_or(Reason::Rewrite));

@@ -92,7 +92,7 @@ impl Model {
                     )));
                 }
                 self.choose(sent, got, packet, &mut flow, forward, chosen)?;
-                flow.is_whole = self.opens_past_stack(sent, got, packet, &flow);
+                flow.is_bypass = self.opens_past_stack(sent, got, packet, &flow);
                 return Ok(Ok(self.insert(flow)));
             }
             Answer::Pass(Reason::NotOurs) if is_ingress && service.is_none() => {
@@ -204,7 +204,7 @@ impl Model {
             on_lo: sent.at == At::Lo,
             to_host: false,
             is_foreign_nat: false,
-            is_whole: false,
+            is_bypass: false,
             service: None,
             client_said: said,
             backend_said: Said::default(),

@@ -118,7 +118,7 @@ impl Model {
         let shakes_hands = packet.says(|transport| transport.opens || transport.answer.is_some());
         let ends = packet.says(|transport| transport.ends || transport.resets);
         // The stack gets handshakes and datagrams of flows that could not open a bypass now.
-        let is_whole = flow.is_whole
+        let is_bypass = flow.is_bypass
             && self.fast.is_on()
             && self.fast.is_bare(device)
             && (packet.proto == TCP && !shakes_hands || self.may_open(sent, flow, next.ip()));
@@ -130,7 +130,7 @@ impl Model {
             && self.is_bare_between(device, exit)
             && (is_between_pods || self.fast.has(Fast::OPENED_OUTSIDE) && flow.proto == UDP)
             && self.is_answered(flow);
-        is_whole || is_open && (self.fast.has(Fast::OTHERS) || is_made_liberal)
+        is_bypass || is_open && (self.fast.has(Fast::OTHERS) || is_made_liberal)
     }
 
     fn is_bare_between(&self, device: Device, exit: Device) -> bool {
@@ -260,7 +260,7 @@ pub(super) fn is_usual(sent: &Sent, ip: &Ip) -> bool {
 fn is_open(flow: &Flow, leg: Leg) -> bool {
     let goes_on = |said: &Said| said.anything && !said.goodbye && !said.reset;
     goes_on(&flow.backend_said)
-        && (goes_on(&flow.client_said) || flow.is_whole && leg == Leg::ToClient)
+        && (goes_on(&flow.client_said) || flow.is_bypass && leg == Leg::ToClient)
 }
 
 /// Returns true if the node has a neighbour entry for the address.

@@ -102,7 +102,7 @@ impl BackendRow {
     /// Returns the state in one word: the endpoint's conditions, the weight 0, or the health.
     pub fn state(&self) -> Cell {
         let backend = &self.backend;
-        if backend.ejected || backend.set_aside {
+        if backend.is_ejected() {
             return yellow("ejected");
         }
         if backend.silent {

@@ -144,7 +144,7 @@ fn cells(
 /// Returns the use of the backend: `in use`, or the reason against it, in the words of `kpx
 /// backends`.
 fn state(backend: &BackendView) -> &'static str {
-    if backend.ejected || backend.set_aside {
+    if backend.is_ejected() {
         return "ejected";
     }
     if backend.silent {
