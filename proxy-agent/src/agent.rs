@@ -45,7 +45,7 @@ use crate::health_check::HealthChecks;
 use crate::lost_nodes::EndpointPlaces;
 use crate::node::Node;
 use crate::node::lifecycle::Lifecycle;
-use crate::pod_sockets::LedPods;
+use crate::pod_sockets::SelectedPods;
 use crate::run::OutsideStates;
 use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
@@ -90,7 +90,7 @@ pub struct Setup {
     pub mode: Mode,
     pub schedule: PassSchedule,
     /// The pods with socket load balancing, if pods are selected.
-    pub led_pods: Option<LedPods>,
+    pub selected_pods: Option<SelectedPods>,
     /// The places of endpoints, if connections to lost nodes are ended.
     pub places: Option<EndpointPlaces>,
     pub outside: OutsideStates,
@@ -143,7 +143,7 @@ impl Agent {
             node: NodePart::new(node),
             lifecycle,
             pods: Pods {
-                led: setup.led_pods,
+                selected: setup.selected_pods,
                 bad: BTreeSet::new(),
             },
             backend_health: BackendHealth::new(kernel.votes, setup.places),

@@ -21,7 +21,7 @@ type Uids = BTreeSet<Box<str>>;
 
 /// The agent's end of the channel.
 #[derive(Debug)]
-pub struct LedPods {
+pub struct SelectedPods {
     wanted: watch::Sender<Option<Uids>>,
     found: watch::Receiver<Arc<Found>>,
 }
@@ -47,7 +47,7 @@ pub struct PodSocketsTask {
 pub fn start(
     datapath: &mut Datapath,
     sync_period: Duration,
-) -> Result<(Option<LedPods>, Option<PodSocketsTask>)> {
+) -> Result<(Option<SelectedPods>, Option<PodSocketsTask>)> {
     let rows = datapath.pod_rows.take();
     let Some(sockets) = datapath.attachments.pod_sockets(rows)? else {
         return Ok((None, None));
@@ -60,10 +60,10 @@ pub fn start(
         found: of_task,
         sync_period,
     };
-    Ok((Some(LedPods { wanted, found }), Some(task)))
+    Ok((Some(SelectedPods { wanted, found }), Some(task)))
 }
 
-impl LedPods {
+impl SelectedPods {
     /// Sets the selected pods. A predecessor's rows stay until the first call.
     pub fn set(&self, uids: Uids) {
         self.wanted.send_if_modified(|wanted| {
@@ -94,7 +94,7 @@ impl PodSocketsTask {
             let Self { mut sockets, .. } = self;
             let found;
             (sockets, found) = spawn_blocking(move || {
-                let found = wanted.map(|uids| sockets.lead(&uids));
+                let found = wanted.map(|uids| sockets.select(&uids));
                 (sockets, found)
             })
             .await

@@ -222,7 +222,7 @@ async fn work(
         &settings.node.node_ips,
         source_health.clone(),
     );
-    let (led_pods, pod_sockets) = pod_sockets::start(&mut datapath, settings.sync_period)?;
+    let (selected_pods, pod_sockets) = pod_sockets::start(&mut datapath, settings.sync_period)?;
     let skips_stack = settings.node.fast_path != FastPath::Off;
     let watched = WatchedNets::default();
     let bypass = datapath.flows.bypass()?;
@@ -270,7 +270,7 @@ async fn work(
         node_name,
         mode,
         schedule: PassSchedule::new(settings.sync_period, settings.min_sync_period),
-        led_pods,
+        selected_pods,
         places: is_cluster_node.then_some(places),
         outside: outside_states,
     };

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use jiff::Timestamp;
 use proxy_core::input::ObjectName;
 use proxy_core::model::{HostRoutes, TunnelledPod};
-use proxy_datapath::{FlowMaps, HostFlows, Led};
+use proxy_datapath::{FlowMaps, HostFlows, TranslatedFlow};
 use proxy_net::{anchor, listeners, on_own_thread, sock_diag};
 use proxy_source::kubernetes::{Forwarder, Options, PodStream};
 use proxy_view::status::{TunnelFailure, TunnelStatus};
@@ -145,10 +145,10 @@ impl Shared {
     /// Forwards one connection to a pod until its end. A failure resets it.
     async fn lead(self: Arc<Self>, stream: TcpStream, client: SocketAddr) {
         let wanted = self.wanted(&stream, client).await;
-        let (led, service, pod) = match wanted {
-            Ok(Some((led, wanted))) => {
+        let (flow, service, pod) = match wanted {
+            Ok(Some((flow, wanted))) => {
                 let service = wanted.service.clone();
-                (led, service, self.open(wanted).await)
+                (flow, service, self.open(wanted).await)
             }
             Ok(None) => {
                 debug!(%client, "a connection to the tunnel is not to a Service");
@@ -168,7 +168,7 @@ impl Shared {
         };
         self.count();
         let mut stream = stream;
-        let ended = opened.relay(&mut stream, is_gone(led)).await;
+        let ended = opened.relay(&mut stream, is_gone(flow)).await;
         self.count_end();
         match ended {
             Ok(()) => self.clear(Some(&service)),
@@ -187,15 +187,15 @@ impl Shared {
         &self,
         stream: &TcpStream,
         client: SocketAddr,
-    ) -> Result<Option<(Led, Tunnelled)>> {
-        let Some(led) = self.flows.find(client, stream.local_addr()?)? else {
+    ) -> Result<Option<(TranslatedFlow, Tunnelled)>> {
+        let Some(flow) = self.flows.find(client, stream.local_addr()?)? else {
             return Ok(None);
         };
-        let wanted = self.agent.tunnelled(led.service).await?;
+        let wanted = self.agent.tunnelled(flow.service).await?;
         let wanted = wanted.with_context(|| {
-            format!("no pod serves {} through the tunnel any more", led.service)
+            format!("no pod serves {} through the tunnel any more", flow.service)
         })?;
-        Ok(Some((led, wanted)))
+        Ok(Some((flow, wanted)))
     }
 
     /// Opens a stream to a random pod of the Service, as backends are chosen.
@@ -264,9 +264,9 @@ fn clear(status: &mut TunnelStatus, service: Option<&ObjectName>) -> bool {
 
 /// Waits until no process has the client's socket. The client's FIN only ends its own direction.
 async fn is_gone(
-    Led {
+    TranslatedFlow {
         client, frontend, ..
-    }: Led,
+    }: TranslatedFlow,
 ) {
     let mut wait = GONE_MIN;
     // The kernel may load a module within the call.

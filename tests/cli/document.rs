@@ -236,6 +236,7 @@ These names were changed. Unless the row says otherwise, the old ones are shown 
 | `kpx status -o json` | `.events.socket_led` | `.events.socket_translated` |
 | | `.mapFill.NURSERY4`, `.mapFill.NURSERY6` | `.mapFill.HALF_OPEN_RING4`, `.mapFill.HALF_OPEN_RING6` |
 | | `.tables.NAME.backends` | `.tables.NAME.slots` |
+| | `.pods.led`; `led` in `.pods.pods[].way` | `.pods.bySockets`; `sockets` in `.pods.pods[].path` |
 | | `.silentBackends[].isAside` | `.silentBackends[].isEjected` |
 | | `.reasons.forged`; gone | `.reasons.spoofed` |
 | | `.options.fastPath` with *whole connections*; gone | *bypass for connections* |

@@ -225,7 +225,7 @@ fn sweep_removes_old_unanswered_rows() -> Result<()> {
         };
         ensure!(
             asked(0)? == 1,
-            "the one that has answered before owes an answer"
+            "the one that has answered before unanswered_syns an answer"
         );
         ensure!(asked(Asked::OLD_SECS + 1)? == 0, "it does not any more");
     }

@@ -66,10 +66,10 @@ fn pods_on_macvlan_devices_reach_services() {
 /// because nothing masquerades them.
 #[test]
 fn pods_in_cgroups_reach_services_by_their_sockets() {
-    led().unwrap();
+    socket_lb().unwrap();
 }
 
-fn led() -> Result<()> {
+fn socket_lb() -> Result<()> {
     const UID: &str = "6ad0a8c5-9fd1-4d0b-8f5e-0a1b2c3d4e5f";
     let lab = Lab::start(Layout::Vxlan)?;
     let servers = Servers::start()?;
@@ -99,8 +99,11 @@ fn led() -> Result<()> {
     let mut results = Results::default();
     {
         let _pod = PodThread::enter(UID)?;
-        agent.wait(DEADLINE, "the pod is led", |status| {
-            status.pods.as_ref().is_some_and(|pods| pods.led == 1)
+        agent.wait(DEADLINE, "the pod's sockets are translated", |status| {
+            status
+                .pods
+                .as_ref()
+                .is_some_and(|pods| pods.by_sockets == 1)
         })?;
         let plain = Setting::plain(Layout::Vxlan, false);
         for setting in [
@@ -118,7 +121,7 @@ fn led() -> Result<()> {
             rows::run(&lab, &setting, cases, &mut results);
             ensure!(
                 counted()? > before,
-                "no socket of the pod was led in {setting}"
+                "no socket of the pod was translated in {setting}"
             );
         }
     }

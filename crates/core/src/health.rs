@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A probation is a short time with new connections, plus the time until the clients' next SYN, so
-//! a dead backend costs few connections. [`Presumptions`] ejects all backends of an unresponsive
+//! a dead backend costs few connections. [`UnresponsiveGroups`] ejects all backends of an unresponsive
 //! node together, before each of them has failed.
 //!
 //! Detection is independent of the mode: under `observe` silent backends are reported and keep
@@ -26,14 +26,14 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::connect::Votes;
 use proxy_common::frontend::{Backend, FrontendKey};
 
-mod presumed;
 #[cfg(test)]
 mod tests;
+mod unresponsive_groups;
 mod unresponsive_nodes;
 
-use presumed::Presumptions;
-pub use unresponsive_nodes::Owed;
-pub(crate) use unresponsive_nodes::{NodeOwes, unresponsive};
+use unresponsive_groups::UnresponsiveGroups;
+pub use unresponsive_nodes::Unanswered;
+pub(crate) use unresponsive_nodes::{NodeUnanswered, unresponsive};
 
 /// The action for silent backends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -218,7 +218,7 @@ pub struct Reading {
     /// The number of answered connections. Any change means that the backend has answered.
     pub answered: u64,
     /// The noted unanswered SYNs. `None` without a recent SYN.
-    pub owed: Option<Owed>,
+    pub unanswered: Option<Unanswered>,
 }
 
 /// The counts of backends with votes, with recent SYNs, or requested by [`Judge::asks_for`].
@@ -228,7 +228,7 @@ pub type Readings = BTreeMap<Path, Reading>;
 #[derive(Debug, Default)]
 pub struct Judge {
     backends: BTreeMap<Path, Judged>,
-    presumptions: Presumptions,
+    unresponsive: UnresponsiveGroups,
     /// The backends reported as silent and not yet as answering.
     told: BTreeSet<Path>,
     /// Set by the first reading. Earlier counts may belong to a previous owner of the address.
@@ -312,10 +312,10 @@ impl Judge {
             judged.fails(reading.votes, now);
         }
         self.has_begun = true;
-        self.presumptions.read(readings, now, &is_backend);
+        self.unresponsive.read(readings, now, &is_backend);
         unresponsive
             .into_iter()
-            .for_each(|paths| self.presumptions.begin(&paths, readings, now));
+            .for_each(|paths| self.unresponsive.begin(&paths, readings, now));
         let changes = self
             .news(now)
             .into_iter()
@@ -332,12 +332,12 @@ impl Judge {
     fn news(&mut self, now: Duration) -> Vec<Change> {
         let Self {
             backends,
-            presumptions,
+            unresponsive,
             told,
             ..
         } = self;
         let is_silent = |path: &Path, own: Option<&Judged>| {
-            own.is_some_and(|own| own.state != State::Serving) || presumptions.has(path)
+            own.is_some_and(|own| own.state != State::Serving) || unresponsive.has(path)
         };
         let answer: Vec<_> = told
             .extract_if(.., |path| !is_silent(path, backends.get(path)))
@@ -355,7 +355,7 @@ impl Judge {
             !told.contains(path) && backends.get(path).is_none_or(|own| now >= own.untold_until)
         };
         let silent: BTreeSet<_> = own
-            .chain(presumptions.all())
+            .chain(unresponsive.all())
             .filter(is_new)
             .copied()
             .collect();
@@ -374,7 +374,7 @@ impl Judge {
             .iter_mut()
             .filter_map(|(path, own)| own.pass(now).then_some(*path));
         let mut forgotten: Vec<_> = own.collect();
-        forgotten.extend(self.presumptions.pass(now));
+        forgotten.extend(self.unresponsive.pass(now));
         let is_silent = |path: &Path| {
             self.backends
                 .get(path)
@@ -382,7 +382,7 @@ impl Judge {
         };
         for path in forgotten
             .iter()
-            .filter(|path| !is_silent(path) && !self.presumptions.has(path))
+            .filter(|path| !is_silent(path) && !self.unresponsive.has(path))
         {
             self.told.remove(path);
         }
@@ -396,7 +396,7 @@ impl Judge {
             .filter(|(_, judged)| judged.is_out())
             .map(|(path, _)| (*path, Evidence::Own));
         // `collect` keeps the last entry of a path, so a backend's own failures win.
-        self.presumptions
+        self.unresponsive
             .silent()
             .map(|path| (*path, Evidence::Node))
             .chain(own)
@@ -408,12 +408,12 @@ impl Judge {
         self.backends
             .values()
             .any(|judged| judged.state != State::Serving)
-            || self.presumptions.waits()
+            || self.unresponsive.waits()
     }
 
     /// Returns true if the next reading must include this backend, even without votes.
     pub fn asks_for(&self, path: &Path) -> bool {
-        self.presumptions.knows(path)
+        self.unresponsive.knows(path)
     }
 }
 

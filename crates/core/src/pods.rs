@@ -25,14 +25,15 @@ pub enum WhyPackets {
 
 /// The treatment of a Pod's sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PodWay {
+pub enum PodPath {
     /// The Pod uses the host's network.
     Host,
-    Led,
+    /// Socket load balancing translates its sockets.
+    Sockets,
     Packets(WhyPackets),
 }
 
-impl PodWay {
+impl PodPath {
     pub fn of(pod: &LocalPod) -> Self {
         if pod.host_network {
             return Self::Host;
@@ -46,7 +47,7 @@ impl PodWay {
             (_, _, Some(bad)) if !is_forced => WhyPackets::BadChoice(bad.into()),
             (_, Some(class), _) if !is_forced => WhyPackets::RuntimeClass(class.clone()),
             _ if !pod.is_running => WhyPackets::NotRunning,
-            _ => return Self::Led,
+            _ => return Self::Sockets,
         };
         Self::Packets(why)
     }
@@ -102,10 +103,10 @@ mod tests {
         if object["spec"]["containers"].is_null() {
             object["spec"]["containers"] = json!([{ "name": "main" }]);
         }
-        match PodWay::of(&LocalPod::compact(serde_json::from_value(object).unwrap())) {
-            PodWay::Host => "host".to_owned(),
-            PodWay::Led => "led".to_owned(),
-            PodWay::Packets(why) => why.to_string(),
+        match PodPath::of(&LocalPod::compact(serde_json::from_value(object).unwrap())) {
+            PodPath::Host => "host".to_owned(),
+            PodPath::Sockets => "sockets".to_owned(),
+            PodPath::Packets(why) => why.to_string(),
         }
     }
 
@@ -224,13 +225,13 @@ mod tests {
                 annotated("ambient.istio.io/redirection", "disabled"),
                 none(),
                 none(),
-                "led",
+                "sockets",
             ),
             (
                 none(),
                 annotated("istio.io/dataplane-mode", "none"),
                 none(),
-                "led",
+                "sockets",
             ),
         ]);
     }
@@ -242,7 +243,7 @@ mod tests {
         let kata = || json!({ "runtimeClassName": "kata" });
         let machine = || json!({ "kubevirt.io": "virt-launcher" });
         check(&[
-            (none(), none(), none(), "led"),
+            (none(), none(), none(), "sockets"),
             (none(), none(), json!({ "hostNetwork": true }), "host"),
             (
                 choice("off"),
@@ -269,8 +270,8 @@ mod tests {
                 none(),
                 "its annotation kpx.dev/socket-lb is off",
             ),
-            (choice("on"), none(), none(), "led"),
-            (choice("on"), none(), kata(), "led"),
+            (choice("on"), none(), none(), "sockets"),
+            (choice("on"), none(), kata(), "sockets"),
             (
                 choice("yes"),
                 none(),
@@ -285,7 +286,7 @@ mod tests {
         for (phase, want) in [
             (json!(null), "it does not run"),
             (json!("Pending"), "it does not run"),
-            (json!("Running"), "led"),
+            (json!("Running"), "sockets"),
             (json!("Succeeded"), "it does not run"),
         ] {
             let object =

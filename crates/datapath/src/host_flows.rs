@@ -28,17 +28,17 @@ impl HostFlows {
     /// Returns how a socket of this host opened a TCP connection to `backend`, a socket of this
     /// host. `source` is the client's address as the backend sees it. Returns `None` if no flow
     /// exists.
-    pub fn find(&self, source: SocketAddr, backend: SocketAddr) -> Result<Option<Led>> {
+    pub fn find(&self, source: SocketAddr, backend: SocketAddr) -> Result<Option<TranslatedFlow>> {
         if let Some(ends) = Ends::<Addr4>::of(source, backend) {
-            return ends.led(&self.v4);
+            return ends.find(&self.v4);
         }
-        Ends::<Addr6>::of(source, backend).map_or(Ok(None), |ends| ends.led(&self.v6))
+        Ends::<Addr6>::of(source, backend).map_or(Ok(None), |ends| ends.find(&self.v6))
     }
 }
 
 /// A connection that kpx translated to a socket of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Led {
+pub struct TranslatedFlow {
     /// The client's and frontend's addresses, as the client's socket has them.
     pub client: SocketAddr,
     pub frontend: SocketAddr,
@@ -60,7 +60,10 @@ impl<A: FamilyNames> Ends<A> {
         })
     }
 
-    fn led(&self, flows: &HashMap<MapData, FlowKey<A>, Flow<A>>) -> Result<Option<Led>> {
+    fn find(
+        &self,
+        flows: &HashMap<MapData, FlowKey<A>, Flow<A>>,
+    ) -> Result<Option<TranslatedFlow>> {
         let key = FlowKey::new(Hook::EGRESS, Proto::TCP, self.backend, self.source);
         let flow = read(flows, &key).with_context(|| format!("look into {}", A::MAPS.flows))?;
         let flow = flow.filter(|flow| {
@@ -74,7 +77,7 @@ impl<A: FamilyNames> Ends<A> {
                  frontend,
                  service,
                  ..
-             }| Led {
+             }| TranslatedFlow {
                 client: client.socket_addr(),
                 frontend: frontend.socket_addr(),
                 service: service.socket_addr(),

@@ -55,7 +55,7 @@ pub use drain::Drain;
 pub use fast_path_ways::FastPathWays;
 pub use flow_reader::{FlowReader, ListedFlow};
 pub use flows::{FlowMaps, Remaining, Swept};
-pub use host_flows::{HostFlows, Led};
+pub use host_flows::{HostFlows, TranslatedFlow};
 pub use liberal_flows::{LiberalFlows, OpenFlow};
 pub use loaded::{Loaded, LoadedProgram, may_open_by_id, open, open_or_pinned};
 pub use lost_flows::{EndedFlow, Found, LostFlows, abort_sockets};

@@ -8,7 +8,7 @@ use aya::maps::Map;
 use proxy_common::addr::{Addr4, Addr6, Proto};
 use proxy_common::connect::{Asked, Connects, Votes};
 use proxy_common::frontend::EndpointKey;
-use proxy_core::health::{Owed, Path, Reading, Readings};
+use proxy_core::health::{Path, Reading, Readings, Unanswered};
 
 use super::clock::boot_ns;
 use super::maps::FamilyNames;
@@ -84,21 +84,21 @@ fn add<A: FamilyNames>(
         }
     }
     for (path, row) in counted {
-        let owed = asked.get(&path).map(|syns| {
-            let (asked, heard) = row.owed(syns);
-            Owed {
+        let unanswered = asked.get(&path).map(|syns| {
+            let (asked, heard) = row.unanswered(syns);
+            Unanswered {
                 asked,
                 heard,
                 is_prompt: row.is_prompt(),
             }
         });
-        if row.votes != Votes::NONE || owed.is_some() || asks_for(&path) {
+        if row.votes != Votes::NONE || unanswered.is_some() || asks_for(&path) {
             readings.insert(
                 path,
                 Reading {
                     votes: row.votes,
                     answered: row.answered(),
-                    owed,
+                    unanswered,
                 },
             );
         }

@@ -195,7 +195,7 @@ impl Live {
             (true, _) => "the node",
             (false, "all") if is_pod => "this pod",
             (false, _) if is_pod && sockets.pods && to.proto == Proto::TCP => {
-                "led pods (kpx status -o wide lists them)"
+                "pods whose sockets kpx translates (kpx status -o wide lists them)"
             }
             _ => return None,
         };

@@ -193,6 +193,8 @@ pub struct TunnelFailure {
 #[serde(rename_all = "camelCase")]
 pub struct PodsStatus {
     /// The number of pods with socket load balancing.
+    pub by_sockets: usize,
+    /// The old name of `by_sockets`, for one release.
     pub led: usize,
     /// The obstacle for selecting or finding pods.
     pub why_none: Option<String>,
@@ -204,12 +206,14 @@ pub struct PodsStatus {
 pub struct PodStatus {
     pub namespace: String,
     pub name: String,
-    /// The path: `led` (socket load balancing), `packets`, or `host` for a pod in the host's
+    /// The path: `sockets` (socket load balancing), `packets`, or `host` for a pod in the host's
     /// network.
+    pub path: String,
+    /// The old form of `path`, for one release: `led` in place of `sockets`.
     pub way: String,
     /// The reason in a word or two, to group pods; empty without a reason.
     pub group: String,
-    /// The reason for a path other than `led`.
+    /// The reason for a path other than `sockets`.
     pub why: Option<String>,
 }
 

@@ -5,39 +5,40 @@ use std::collections::BTreeSet;
 
 use proxy_core::compact::LocalPod;
 use proxy_core::model::{Cause, ObjectRef, Skipped};
-use proxy_core::pods::{PodWay, WhyPackets};
+use proxy_core::pods::{PodPath, WhyPackets};
 use proxy_datapath::PodRow;
 
 use super::Agent;
 use crate::node::Node;
-use crate::pod_sockets::{Found, LedPods};
+use crate::pod_sockets::{Found, SelectedPods};
 use proxy_view::status::{PodStatus, PodsStatus};
 
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     /// The pods with socket load balancing, if pods are selected.
-    pub(super) led: Option<LedPods>,
+    pub(super) selected: Option<SelectedPods>,
     /// Annotations of Pods without a meaning.
     pub(super) bad: BTreeSet<Skipped>,
 }
 
 impl Agent {
     pub(super) fn on_pods(&mut self) {
-        let (Some(led), Some(pods)) = (&self.pods.led, self.desired.store().pods()) else {
+        let (Some(selected), Some(pods)) = (&self.pods.selected, self.desired.store().pods())
+        else {
             return;
         };
         let mut uids = BTreeSet::new();
         let mut bad = BTreeSet::new();
         for pod in pods {
-            match PodWay::of(pod) {
-                PodWay::Led => drop(uids.insert(pod.uid.clone())),
-                PodWay::Packets(WhyPackets::BadChoice(value)) => {
+            match PodPath::of(pod) {
+                PodPath::Sockets => drop(uids.insert(pod.uid.clone())),
+                PodPath::Packets(WhyPackets::BadChoice(value)) => {
                     bad.insert(skipped(pod, &value));
                 }
-                PodWay::Host | PodWay::Packets(_) => {}
+                PodPath::Host | PodPath::Packets(_) => {}
             }
         }
-        led.set(uids);
+        selected.set(uids);
         let before = std::mem::replace(&mut self.pods.bad, bad);
         self.pods
             .bad
@@ -47,13 +48,13 @@ impl Agent {
 
     pub(super) fn pods_status(&self, node: &Node) -> Option<PodsStatus> {
         // Programs that could not be reattached leave pods to packet translation.
-        let led = self
+        let selected = self
             .pods
-            .led
+            .selected
             .as_ref()
             .filter(|_| node.attachments().sockets_status().is_some())?;
         let store = self.desired.store();
-        let found = led.found();
+        let found = selected.found();
         let why_none = match store.pods() {
             None => Some("the Pods of this node are not listed yet".to_owned()),
             Some(_) if store.are_pods_refused() => Some(REFUSED.to_owned()),
@@ -67,7 +68,8 @@ impl Agent {
             .map(|pod| status(pod, &found, skips))
             .collect();
         Some(PodsStatus {
-            led: pods.iter().filter(|pod| pod.way == LED).count(),
+            by_sockets: by_sockets(&pods),
+            led: by_sockets(&pods),
             why_none,
             pods,
         })
@@ -77,8 +79,12 @@ impl Agent {
 const REFUSED: &str = "the API server does not let kpx list and watch Pods";
 
 const HOST: &str = "host";
-const LED: &str = "led";
+const SOCKETS: &str = "sockets";
 const PACKETS: &str = "packets";
+
+fn by_sockets(pods: &[PodStatus]) -> usize {
+    pods.iter().filter(|pod| pod.path == SOCKETS).count()
+}
 
 fn skipped(pod: &LocalPod, value: &str) -> Skipped {
     let bad = WhyPackets::BadChoice(value.into());
@@ -95,12 +101,12 @@ fn skipped(pod: &LocalPod, value: &str) -> Skipped {
 
 /// `skips` is set while bypass connections of pods skip the stack.
 fn status(pod: &LocalPod, found: &Found, skips: bool) -> PodStatus {
-    let (way, group, why) = match PodWay::of(pod) {
-        PodWay::Host => (HOST, "", Some("its sockets are the host's".to_owned())),
-        PodWay::Packets(why) => (PACKETS, why.group(), Some(why.to_string())),
-        PodWay::Led if skips => (PACKETS, "quicker past the stack", Some(QUICKER.to_owned())),
-        PodWay::Led => match found.rows.get(&pod.uid) {
-            Some(PodRow::Led) => (LED, "", None),
+    let (path, group, why) = match PodPath::of(pod) {
+        PodPath::Host => (HOST, "", Some("its sockets are the host's".to_owned())),
+        PodPath::Packets(why) => (PACKETS, why.group(), Some(why.to_string())),
+        PodPath::Sockets if skips => (PACKETS, "quicker past the stack", Some(QUICKER.to_owned())),
+        PodPath::Sockets => match found.rows.get(&pod.uid) {
+            Some(PodRow::Written) => (SOCKETS, "", None),
             Some(PodRow::NoRoom) => (
                 PACKETS,
                 "beyond the table",
@@ -114,7 +120,8 @@ fn status(pod: &LocalPod, found: &Found, skips: bool) -> PodStatus {
     PodStatus {
         namespace: pod.name.namespace.to_string(),
         name: pod.name.name.to_string(),
-        way: way.to_owned(),
+        path: path.to_owned(),
+        way: if path == SOCKETS { "led" } else { path }.to_owned(),
         group: group.to_owned(),
         why,
     }

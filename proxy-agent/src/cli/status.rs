@@ -288,16 +288,16 @@ fn tunnelled(tunnel: &TunnelStatus) -> Cell {
     }
 }
 
-/// Counts pods by the path of their sockets: `3 led, 1 host; by packets: 2 in a mesh`.
+/// Counts pods by the path of their sockets: `3 by sockets, 1 on the host's network; by packets: 2 in a mesh`.
 fn ways(pods: &PodsStatus) -> String {
-    let count = |way: &str| pods.pods.iter().filter(|pod| pod.way == way).count();
+    let count = |path: &str| pods.pods.iter().filter(|pod| pod.path == path).count();
     let mut groups = BTreeMap::<_, usize>::new();
-    for pod in pods.pods.iter().filter(|pod| pod.way == "packets") {
+    for pod in pods.pods.iter().filter(|pod| pod.path == "packets") {
         *groups.entry(pod.group.as_str()).or_default() += 1;
     }
     let mut text = format!(
-        "{} led, {} on the host's network",
-        count("led"),
+        "{} by sockets, {} on the host's network",
+        count("sockets"),
         count("host")
     );
     if !groups.is_empty() {
@@ -308,7 +308,7 @@ fn ways(pods: &PodsStatus) -> String {
         text += &format!("; by packets: {}", groups.join(", "));
     }
     match &pods.why_none {
-        Some(why) if pods.pods.is_empty() => format!("none translated, because {why}"),
+        Some(why) if pods.pods.is_empty() => format!("translated by packets, because {why}"),
         Some(why) => format!("{text}; as before, because {why}"),
         None => text,
     }
@@ -320,7 +320,7 @@ fn pods(status: &Status, form: Form) -> String {
     let rows = pods.map(|pod| {
         vec![
             cell(format!("{}/{}", pod.namespace, pod.name)),
-            cell(&pod.way),
+            cell(&pod.path),
             cell(pod.why.as_deref().unwrap_or("")),
         ]
     });

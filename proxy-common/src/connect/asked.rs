@@ -121,7 +121,7 @@ const LATE_OF: u64 = 64;
 
 impl Connects {
     /// Returns the unanswered SYNs in `row`, and the last SYN with a response.
-    pub const fn owed(&self, row: &Self) -> (Asked, DialTime) {
+    pub const fn unanswered(&self, row: &Self) -> (Asked, DialTime) {
         let has_answered = row.units != self.units;
         let is_heard = has_answered || row.retransmitted != self.refused;
         (
@@ -264,9 +264,9 @@ mod tests {
             ..Connects::NOTHING
         };
         let last = DialTime::at(START);
-        assert_eq!(counted(7, 2).owed(&row), (asked, DialTime::UNKNOWN));
-        assert_eq!(counted(8, 2).owed(&row), (Asked::NOTHING, last));
-        assert_eq!(counted(7, 3).owed(&row), (asked, last));
+        assert_eq!(counted(7, 2).unanswered(&row), (asked, DialTime::UNKNOWN));
+        assert_eq!(counted(8, 2).unanswered(&row), (Asked::NOTHING, last));
+        assert_eq!(counted(7, 3).unanswered(&row), (asked, last));
     }
 
     #[test]

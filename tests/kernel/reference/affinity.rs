@@ -45,7 +45,7 @@ fn check(fixture: &mut Fixture, family: Family) -> Result<()> {
     for port in 1_001..1_000 + TIMES {
         ensure!(
             backend(fixture, &client(port))? == first,
-            "port {port} is led elsewhere"
+            "port {port} goes elsewhere"
         );
         let by_node_port = Packet {
             dst: node_port,
@@ -61,7 +61,7 @@ fn check(fixture: &mut Fixture, family: Family) -> Result<()> {
         fixture.age_affinity(&client(port), service, TIMEOUT_SECS - 5)?;
         ensure!(
             backend(fixture, &client(port))? == first,
-            "port {port} is led elsewhere before the time is over"
+            "port {port} goes elsewhere before the time is over"
         );
     }
     let mut backends = BTreeSet::new();

@@ -27,7 +27,7 @@ pub(super) struct Late<'a> {
 }
 
 /// A pending SYN-ACK.
-struct Owed {
+struct Unanswered {
     due: Instant,
     from: SocketAddr,
     to: SocketAddr,
@@ -67,7 +67,7 @@ impl<'a> Late<'a> {
 }
 
 fn answer(socket: &OwnedFd, stranger: &Stranger, delay: Duration, stop: &AtomicBool) -> Result<()> {
-    let mut owed = Vec::new();
+    let mut unanswered = Vec::new();
     let mut buffer = [0; 256];
     while !stop.load(Ordering::Relaxed) {
         match recv(
@@ -75,14 +75,14 @@ fn answer(socket: &OwnedFd, stranger: &Stranger, delay: Duration, stop: &AtomicB
             &mut buffer,
             nix::sys::socket::MsgFlags::empty(),
         ) {
-            Ok(length) => owed.extend(syn(&buffer[..length], Instant::now() + delay)),
+            Ok(length) => unanswered.extend(syn(&buffer[..length], Instant::now() + delay)),
             Err(Errno::EAGAIN | Errno::EINTR) => {}
             Err(errno) => return Err(errno).context("receive"),
         }
         let now = Instant::now();
-        for Owed {
+        for Unanswered {
             from, to, acked, ..
-        } in owed.extract_if(.., |owed: &mut Owed| owed.due <= now)
+        } in unanswered.extract_if(.., |unanswered: &mut Unanswered| unanswered.due <= now)
         {
             stranger.send(stranger::tcp(from, to).syn().ack(acked), to.ip())?;
         }
@@ -91,7 +91,7 @@ fn answer(socket: &OwnedFd, stranger: &Stranger, delay: Duration, stop: &AtomicB
 }
 
 /// Reads a SYN for the port, as a packet with its IP header.
-fn syn(packet: &[u8], due: Instant) -> Option<Owed> {
+fn syn(packet: &[u8], due: Instant) -> Option<Unanswered> {
     let sliced = SlicedPacket::from_ip(packet).ok()?;
     let net = sliced.net?;
     let (src, dst) = match (net.ipv4_ref(), net.ipv6_ref()) {
@@ -111,7 +111,7 @@ fn syn(packet: &[u8], due: Instant) -> Option<Owed> {
     let from = SocketAddr::new(dst, tcp.destination_port());
     let to = SocketAddr::new(src, tcp.source_port());
     let is_syn = tcp.syn() && !tcp.ack() && from.port() == PORT;
-    is_syn.then_some(Owed {
+    is_syn.then_some(Unanswered {
         due,
         from,
         to,

@@ -112,7 +112,7 @@ impl Fixture {
         let reached = self.reach(client, protocol, to)?;
         ensure!(
             reached.is_translated == want,
-            "{client} to {to} by {protocol}: led: {}, not {want}",
+            "{client} to {to} by {protocol}: translated: {}, not {want}",
             reached.is_translated
         );
         Ok(reached)

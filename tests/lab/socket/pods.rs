@@ -62,7 +62,7 @@ impl Cluster {
     /// Waits until the programs translate sockets of a cgroup, or no longer do. The programs change
     /// a moment after the status.
     fn eventually(&self, cgroup: &Visited, want: bool) -> Result<()> {
-        wait_until(DEADLINE, &format!("sockets are led: {want}"), || {
+        wait_until(DEADLINE, &format!("sockets are translated: {want}"), || {
             Ok(self.reaches(cgroup, want).is_ok())
         })
     }
@@ -78,10 +78,10 @@ impl Cluster {
         list.args(["-Htn", "state", "established", "sport", "=", &port]);
         let sockets = self.fixture.lab.host("p1a").ns.exec(&mut list)?;
         ensure!(!sockets.trim().is_empty(), "no socket at {port}");
-        let is_led = !sockets.contains(&to.to_string());
+        let is_translated = !sockets.contains(&to.to_string());
         ensure!(
-            is_led == want,
-            "p1a to {to}: led: {is_led}, not {want}: {sockets}"
+            is_translated == want,
+            "p1a to {to}: translated: {is_translated}, not {want}: {sockets}"
         );
         Ok(connection)
     }
@@ -127,7 +127,7 @@ fn waits(agent: &Agent, name: &str, way: &str, why: &str) -> Result<()> {
         Ok::<_, anyhow::Error>(
             pods(agent)?
                 .get(name)
-                .map(|pod| (pod.way.clone(), pod.why.clone())),
+                .map(|pod| (pod.path.clone(), pod.why.clone())),
         )
     };
     let is_so = |(has, reason): (String, Option<String>)| {
@@ -159,7 +159,7 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
     let agent = cluster.agent(&STACK)?;
     let mesh = json!({ "sidecar.istio.io/status": "{}" });
     let rows = [
-        ("plain", json!({}), json!({}), "led", ""),
+        ("plain", json!({}), json!({}), "sockets", ""),
         (
             "mesh",
             mesh,
@@ -192,7 +192,7 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
             "brave",
             json!({ CHOICE: "on" }),
             json!({ "runtimeClassName": "kata" }),
-            "led",
+            "sockets",
             "",
         ),
         (
@@ -211,7 +211,7 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
     for (name, _, _, way, why) in &rows {
         waits(&agent, name, way, why)?;
         cluster
-            .reaches(&cgroups[name], *way == "led")
+            .reaches(&cgroups[name], *way == "sockets")
             .with_context(|| format!("from the cgroup of {name}"))?;
     }
     let status = agent.typed_status()?;
@@ -220,7 +220,10 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
         "{status:?}"
     );
     ensure!(
-        status.pods.as_ref().is_some_and(|pods| pods.led == 2),
+        status
+            .pods
+            .as_ref()
+            .is_some_and(|pods| pods.by_sockets == 2 && pods.led == 2),
         "{:?}",
         status.pods
     );
@@ -264,7 +267,7 @@ fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
     // Packets serve UDP of pods, because kpx could not end their stale sockets.
     drop(agent);
     let agent = cluster.agent(&["--fast-path", "off", "--socket-lb-udp"])?;
-    waits(&agent, "plain", "led", "")?;
+    waits(&agent, "plain", "sockets", "")?;
     let before = count(&agent, "events", "socket_translated")?;
     cgroups["plain"].visit(|| {
         cluster
@@ -292,7 +295,7 @@ fn pods_change_their_ways_and_open_connections_go_on(running: &Running<Cluster>)
         "kubelet's folders have no cgroup of it",
     )?;
     let cgroup = cluster.cgroup("late")?;
-    waits(agent, "late", "led", "")?;
+    waits(agent, "late", "sockets", "")?;
     let mut open = cgroup.visit(|| cluster.dial(Family::V4, true))??;
 
     cluster.put("late", json!({ CHOICE: "off" }), json!({}))?;
@@ -302,7 +305,7 @@ fn pods_change_their_ways_and_open_connections_go_on(running: &Running<Cluster>)
     let [_, peer] = open.ends()?;
     ensure!(peer == web().frontend(Family::V4), "{peer}");
     cluster.put("late", json!({}), json!({}))?;
-    waits(agent, "late", "led", "")?;
+    waits(agent, "late", "sockets", "")?;
     cluster.reaches(&cgroup, true)?;
 
     cluster
@@ -330,7 +333,7 @@ fn packets_serve_a_pods_services_with_affinity(running: &Running<Cluster>) -> Re
     let sticky = sticky();
     let cgroup = cluster.cgroup("sticky")?;
     cluster.put("sticky", json!({}), json!({}))?;
-    waits(agent, "sticky", "led", "")?;
+    waits(agent, "sticky", "sockets", "")?;
     let before = count(agent, "events", "socket_translated")?;
     for family in Family::ALL {
         let to = sticky.frontend(family);
@@ -344,7 +347,7 @@ fn packets_serve_a_pods_services_with_affinity(running: &Running<Cluster>) -> Re
     }
     ensure!(
         count(agent, "events", "socket_translated")? == before,
-        "sockets were led"
+        "sockets were translated"
     );
     cluster.reaches(&cgroup, true)?;
     // All sockets of the host are the same client.
@@ -363,7 +366,7 @@ fn packets_serve_a_pods_sockets_of_one_device(running: &Running<Cluster>) -> Res
     } = running;
     let cgroup = cluster.cgroup("bound")?;
     cluster.put("bound", json!({}), json!({}))?;
-    waits(agent, "bound", "led", "")?;
+    waits(agent, "bound", "sockets", "")?;
     cluster.reaches(&cgroup, true)?;
     let before = count(agent, "events", "socket_translated")?;
     for family in Family::ALL {
@@ -375,7 +378,7 @@ fn packets_serve_a_pods_sockets_of_one_device(running: &Running<Cluster>) -> Res
     }
     ensure!(
         count(agent, "events", "socket_translated")? == before,
-        "the socket was led"
+        "the socket was translated"
     );
     Ok(())
 }
@@ -400,7 +403,7 @@ fn pods_use_socket_lb_only_without_bypass() -> Result<()> {
             node,
             "ct state invalid drop\ntcp flags & (syn | ack) == ack ct state new drop",
         )?;
-        waits(&agent, "plain", "led", "")?;
+        waits(&agent, "plain", "sockets", "")?;
         cluster.eventually(&cgroup, true)?;
         cluster.reaches(&cgroup, true)?;
         node.nft("delete table inet netpol")?;
@@ -421,7 +424,7 @@ fn pods_on_a_bridge_are_led() -> Result<()> {
     let agent = cluster.agent(&[])?;
     let cgroup = cluster.cgroup("plain")?;
     cluster.put("plain", json!({}), json!({}))?;
-    waits(&agent, "plain", "led", "")?;
+    waits(&agent, "plain", "sockets", "")?;
     cluster.reaches(&cgroup, true)
 }
 
@@ -433,7 +436,7 @@ fn pods_are_led_without_an_agent_and_the_next_one_agrees_with_their_objects() ->
     let goes = cluster.cgroup("goes")?;
     for name in ["stays", "goes"] {
         cluster.put(name, json!({}), json!({}))?;
-        waits(&agent, name, "led", "")?;
+        waits(&agent, name, "sockets", "")?;
     }
     drop(agent); // By SIGKILL.
     cluster.reaches(&stays, true).context("no agent runs")?;
@@ -446,13 +449,13 @@ fn pods_are_led_without_an_agent_and_the_next_one_agrees_with_their_objects() ->
 
     let agent = cluster.agent(&STACK)?;
     for (name, cgroup, way) in [
-        ("stays", &stays, "led"),
+        ("stays", &stays, "sockets"),
         ("goes", &goes, "packets"),
-        ("new", &new, "led"),
+        ("new", &new, "sockets"),
     ] {
         waits(&agent, name, way, "")?;
         cluster
-            .eventually(cgroup, way == "led")
+            .eventually(cgroup, way == "sockets")
             .with_context(|| format!("{name}, the next agent runs"))?;
     }
     drop(agent);
@@ -515,7 +518,7 @@ fn a_full_table_leaves_more_pods_to_packets() -> Result<()> {
         status
             .pods
             .as_ref()
-            .is_some_and(|all| all.led == pods - MORE)
+            .is_some_and(|all| all.by_sockets == pods - MORE)
     })?;
     let all = agent.typed_status()?.pods.context("pods")?;
     let left = all
@@ -525,9 +528,9 @@ fn a_full_table_leaves_more_pods_to_packets() -> Result<()> {
         .count();
     ensure!(left == MORE, "{left}");
     ensure!(agent.typed_status()?.healthy);
-    let is_led = |cgroup: &Visited| cluster.reaches(cgroup, true).is_ok();
+    let is_translated = |cgroup: &Visited| cluster.reaches(cgroup, true).is_ok();
     ensure!(
-        cgroups.iter().take(MORE + 1).any(is_led),
+        cgroups.iter().take(MORE + 1).any(is_translated),
         "of so many one has a row"
     );
     Ok(())

@@ -338,7 +338,7 @@ fn packets_serve_sockets_that_have_an_address() -> Result<()> {
     let agent = fixture.agent("auto", &[])?;
     for family in Family::ALL {
         let to = far.frontend(family);
-        let led = count(&agent, "events", "socket_translated")?;
+        let translated = count(&agent, "events", "socket_translated")?;
         let own = fixture.lab.host(NODE).addrs.ip(family);
         let mut bound = Dial::new(TCP, to)
             .source_ip(own)
@@ -347,7 +347,7 @@ fn packets_serve_sockets_that_have_an_address() -> Result<()> {
             .exchange(b"hello")
             .with_context(|| format!("from {own} to {to}"))?;
         ensure!(
-            count(&agent, "events", "socket_translated")? == led,
+            count(&agent, "events", "socket_translated")? == translated,
             "the socket has a source of its own"
         );
         fixture.reaches(NODE, TCP, to, true)?;
@@ -362,7 +362,7 @@ fn sockets_of_one_device_get_a_backend(running: &Running<Fixture>) -> Result<()>
     let far = far();
     for family in Family::ALL {
         for protocol in Protocol::COMMON {
-            let led = count(agent, "events", "socket_translated")?;
+            let translated = count(agent, "events", "socket_translated")?;
             let dial = Dial::new(protocol, far.frontend(family)).device("eth0");
             let answer = dial.exchange(&fixture.lab.host(NODE).ns, b"hello");
             ensure!(
@@ -372,8 +372,8 @@ fn sockets_of_one_device_get_a_backend(running: &Running<Fixture>) -> Result<()>
                     == "p2a"
             );
             ensure!(
-                count(agent, "events", "socket_translated")? > led,
-                "the socket was not led"
+                count(agent, "events", "socket_translated")? > translated,
+                "the socket was not translated"
             );
             // The anchor's own hook serves a socket bound to the anchor.
             let dial = Dial::new(protocol, far.frontend(family)).device("kpx0");

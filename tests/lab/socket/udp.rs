@@ -94,7 +94,7 @@ pub(crate) fn datagrams_are_translated_to_serving_backends(
         }
         // The families' endpoints change separately.
         let moved = || Ok(fixture.reaches(NODE, UDP, dialled, true)?.backend == "p2a");
-        wait_until(DEADLINE, "a new connection is led to p2a", moved)?;
+        wait_until(DEADLINE, "a new connection goes to p2a", moved)?;
     }
     fixture.put(&web())?;
     let both = || {

@@ -8,7 +8,7 @@ use proxy_common::addr::{Addr, SockAddr};
 use super::Desired;
 use super::family::Family;
 use crate::compact::Address;
-use crate::health::{self, HealthMode, NodeOwes, Path, Readings};
+use crate::health::{self, HealthMode, NodeUnanswered, Path, Readings};
 use crate::input::ObjectName;
 
 /// The maximum number of endpoints in one call, which bounds its time.
@@ -32,10 +32,10 @@ impl Desired {
         turn: &mut Option<SocketAddr>,
     ) -> Vec<BTreeSet<Path>> {
         let mut late = BTreeMap::<SocketAddr, usize>::new();
-        for (path, _) in readings
-            .iter()
-            .filter(|(_, it)| it.owed.is_some_and(|owed| owed.is_late(boot_ns)))
-        {
+        for (path, _) in readings.iter().filter(|(_, it)| {
+            it.unanswered
+                .is_some_and(|unanswered| unanswered.is_late(boot_ns))
+        }) {
             *late.entry(path.service).or_default() += 1;
         }
         late.retain(|_, count| *count >= LATE);
@@ -123,12 +123,12 @@ struct Backends {
 }
 
 fn unresponsive(nodes: Vec<Backends>, readings: &Readings, boot_ns: u64) -> Vec<BTreeSet<Path>> {
-    let owed = |path| readings.get(path).and_then(|reading| reading.owed);
-    let owes = nodes.iter().map(|node| NodeOwes {
-        backends: node.paths.iter().map(owed).collect(),
+    let unanswered = |path| readings.get(path).and_then(|reading| reading.unanswered);
+    let by_node = nodes.iter().map(|node| NodeUnanswered {
+        backends: node.paths.iter().map(unanswered).collect(),
         is_here: node.is_here,
     });
-    let found = health::unresponsive(&owes.collect::<Vec<_>>(), boot_ns);
+    let found = health::unresponsive(&by_node.collect::<Vec<_>>(), boot_ns);
     let nodes = nodes.into_iter().enumerate();
     nodes
         .filter(|(nth, node)| found.contains(nth) && !node.is_most)
@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
     use crate::builders::{listed, service, slice};
-    use crate::health::{Evidence, Owed, Reading};
+    use crate::health::{Evidence, Reading, Unanswered};
     use crate::model::ModelOptions;
 
     const NOW: u64 = 70_000_000_000;
@@ -229,7 +229,7 @@ mod tests {
             } else {
                 (Asked::NOTHING, DialTime::at(SENT))
             };
-            let owed = Owed {
+            let unanswered = Unanswered {
                 asked,
                 heard,
                 is_prompt: true,
@@ -239,7 +239,7 @@ mod tests {
                 Reading {
                     votes: Votes::NONE,
                     answered: 9,
-                    owed: Some(owed),
+                    unanswered: Some(unanswered),
                 },
             )
         };

@@ -28,7 +28,7 @@ const fn reading(votes: Votes) -> Reading {
     Reading {
         votes,
         answered: 0,
-        owed: None,
+        unanswered: None,
     }
 }
 
@@ -250,7 +250,7 @@ fn silent_backend_that_answers_serves_at_once() {
         Reading {
             votes: votes(200, 2),
             answered: 1,
-            owed: None,
+            unanswered: None,
         },
     )]
     .into();
@@ -298,7 +298,7 @@ proptest! {
             if was_silent { aside_for += SECOND / 10 * tenths } else { aside_for = Duration::ZERO }
             if answers { (votes, answered) = (Votes::NONE, answered + 1) }
             for nth in 0..failures { votes = votes.with(Voter((client + nth as u8) % 24)) }
-            for change in judge.read(&[(path(1), Reading { votes, answered, owed: None })].into(), Vec::new(), now, |_| true) {
+            for change in judge.read(&[(path(1), Reading { votes, answered, unanswered: None })].into(), Vec::new(), now, |_| true) {
                 // Each change is reported once, alternately.
                 prop_assert_eq!(matches!(change, Change::Silent(_)), !silent);
                 silent = !silent;
@@ -358,7 +358,7 @@ fn clients_who_fail_fast_do_not_outvote_those_who_are_answered() {
         let reading = Reading {
             votes: votes(200, 2),
             answered: nth.into(),
-            owed: None,
+            unanswered: None,
         };
         // The first reading has no earlier count to compare with.
         let changes = judge.read(
@@ -390,7 +390,7 @@ fn read_two(
     let reading = |(answered, failures)| Reading {
         votes: votes(failures, 2),
         answered,
-        owed: None,
+        unanswered: None,
     };
     let readings = [1, 2]
         .map(path)

@@ -7,7 +7,7 @@ use proxy_common::connect::{Asked, DialTime};
 
 /// A backend's recent unanswered SYNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owed {
+pub struct Unanswered {
     /// The unanswered SYNs since the last answer.
     pub asked: Asked,
     /// The last SYN with any response, even a RST. [`DialTime::UNKNOWN`] without a response.
@@ -16,7 +16,7 @@ pub struct Owed {
     pub is_prompt: bool,
 }
 
-impl Owed {
+impl Unanswered {
     /// Returns true if a usually prompt backend is late.
     pub fn is_late(&self, boot_ns: u64) -> bool {
         self.is_prompt && self.asked.is_late(boot_ns)
@@ -28,9 +28,9 @@ impl Owed {
 }
 
 /// A node's backends and their unanswered SYNs. `None` for a backend without a recent SYN.
-pub(crate) struct NodeOwes {
-    pub(crate) backends: Vec<Option<Owed>>,
-    /// Set for this node. It answers without a network, so it is not a witness.
+pub(crate) struct NodeUnanswered {
+    pub(crate) backends: Vec<Option<Unanswered>>,
+    /// Set for this node. It answers without a network, so it is no evidence of the network.
     pub(crate) is_here: bool,
 }
 
@@ -41,15 +41,16 @@ const FOR_EACH_CLIENT: usize = 2;
 const CLIENTS: usize = 2;
 /// The minimum number of backends on other nodes that answered in the same time. Without them the
 /// fault may be this node's or the network's.
-const WITNESSES: usize = 2;
+const ANSWERED_ELSEWHERE: usize = 2;
 
-impl NodeOwes {
-    fn owed(&self) -> impl Iterator<Item = &Owed> {
+impl NodeUnanswered {
+    fn unanswered(&self) -> impl Iterator<Item = &Unanswered> {
         self.backends.iter().flatten()
     }
 
-    fn late(&self, boot_ns: u64) -> impl Iterator<Item = &Owed> {
-        self.owed().filter(move |owed| owed.is_late(boot_ns))
+    fn late(&self, boot_ns: u64) -> impl Iterator<Item = &Unanswered> {
+        self.unanswered()
+            .filter(move |unanswered| unanswered.is_late(boot_ns))
     }
 }
 
@@ -58,21 +59,21 @@ impl NodeOwes {
 /// An unresponsive node has several late backends, for which two clients wait. None of its backends
 /// has responded since the first of these SYNs, while backends of other nodes have answered SYNs
 /// sent between the first and the last.
-pub(crate) fn unresponsive(nodes: &[NodeOwes], boot_ns: u64) -> Vec<usize> {
+pub(crate) fn unresponsive(nodes: &[NodeUnanswered], boot_ns: u64) -> Vec<usize> {
     let all_late: usize = nodes.iter().map(|node| node.late(boot_ns).count()).sum();
-    let is_unresponsive = |(place, node): &(usize, &NodeOwes)| {
+    let is_unresponsive = |(place, node): &(usize, &NodeUnanswered)| {
         let late: Vec<_> = node.late(boot_ns).collect();
-        let by_age = |owed: &&&Owed| owed.asked.since().units_until(boot_ns);
+        let by_age = |unanswered: &&&Unanswered| unanswered.asked.since().units_until(boot_ns);
         let [Some(first), Some(last)] = [
             late.iter().max_by_key(by_age),
             late.iter().min_by_key(by_age),
         ]
-        .map(|owed| owed.map(|it| it.asked.since())) else {
+        .map(|unanswered| unanswered.map(|it| it.asked.since())) else {
             return false;
         };
         let waits = |client: u32| {
             late.iter()
-                .filter(|owed| owed.asked.votes().places() & 1 << client != 0)
+                .filter(|unanswered| unanswered.asked.votes().places() & 1 << client != 0)
                 .count()
         };
         let clients = (0..u32::BITS)
@@ -82,15 +83,19 @@ pub(crate) fn unresponsive(nodes: &[NodeOwes], boot_ns: u64) -> Vec<usize> {
             .iter()
             .enumerate()
             .filter(|(other, node)| other != place && !node.is_here);
-        let is_witness = |owed: &&Owed| owed.was_heard_since(first) && !last.is_before(owed.heard);
-        let witnesses = others
-            .flat_map(|(_, node)| node.owed())
-            .filter(is_witness)
+        let is_answer = |unanswered: &&Unanswered| {
+            unanswered.was_heard_since(first) && !last.is_before(unanswered.heard)
+        };
+        let answered_elsewhere = others
+            .flat_map(|(_, node)| node.unanswered())
+            .filter(is_answer)
             .count();
         late.len() >= node.backends.len().clamp(FOR_EACH_CLIENT, LATE)
             && clients >= CLIENTS
-            && !node.owed().any(|owed| owed.was_heard_since(first))
-            && witnesses >= WITNESSES.max(all_late - late.len() + 1)
+            && !node
+                .unanswered()
+                .any(|unanswered| unanswered.was_heard_since(first))
+            && answered_elsewhere >= ANSWERED_ELSEWHERE.max(all_late - late.len() + 1)
     };
     nodes
         .iter()
@@ -115,11 +120,11 @@ mod tests {
 
     /// A backend with unanswered SYNs (age in milliseconds, client). Its last response is three
     /// seconds old.
-    fn owes(syns: &[(u64, u8)]) -> Option<Owed> {
+    fn unanswered_syns(syns: &[(u64, u8)]) -> Option<Unanswered> {
         let add = |asked: Asked, (ms, client): &(u64, u8)| {
             asked.with(Voter(*client), (NOW_MS - ms) * 1_000_000)
         };
-        Some(Owed {
+        Some(Unanswered {
             asked: syns.iter().fold(Asked::NOTHING, add),
             heard: ago(3_000),
             is_prompt: true,
@@ -127,8 +132,8 @@ mod tests {
     }
 
     /// A backend that answered the SYN of `ms` milliseconds ago.
-    fn answered(ms: u64) -> Option<Owed> {
-        Some(Owed {
+    fn answered(ms: u64) -> Option<Unanswered> {
+        Some(Unanswered {
             asked: Asked::NOTHING,
             heard: ago(ms),
             is_prompt: true,
@@ -136,57 +141,57 @@ mod tests {
     }
 
     /// Ten backends, three of them late for two clients.
-    fn cut_off() -> Vec<Option<Owed>> {
+    fn cut_off() -> Vec<Option<Unanswered>> {
         let late = [
-            owes(&[(400, 1), (390, 2)]),
-            owes(&[(380, 2), (370, 1)]),
-            owes(&[(360, 1)]),
+            unanswered_syns(&[(400, 1), (390, 2)]),
+            unanswered_syns(&[(380, 2), (370, 1)]),
+            unanswered_syns(&[(360, 1)]),
         ];
         [&late[..], &[None; 7]].concat()
     }
 
-    fn witnesses() -> Vec<Option<Owed>> {
+    fn answered_elsewhere() -> Vec<Option<Unanswered>> {
         vec![answered(370), answered(380), answered(20), None]
     }
 
     /// Judges a node with `backends` next to a node with `others`.
-    fn judge(backends: &[Option<Owed>], others: &[Option<Owed>]) -> bool {
-        let node = |backends: &[_]| NodeOwes {
+    fn judge(backends: &[Option<Unanswered>], others: &[Option<Unanswered>]) -> bool {
+        let node = |backends: &[_]| NodeUnanswered {
             backends: backends.to_vec(),
             is_here: false,
         };
         unresponsive(&[node(others), node(backends)], NOW).contains(&1)
     }
 
-    fn with(change: impl Fn(&mut Vec<Option<Owed>>)) -> bool {
+    fn with(change: impl Fn(&mut Vec<Option<Unanswered>>)) -> bool {
         let mut backends = cut_off();
         change(&mut backends);
-        judge(&backends, &witnesses())
+        judge(&backends, &answered_elsewhere())
     }
 
     #[test]
     fn three_late_backends_and_two_clients_speak_for_all_of_a_node() {
         assert!(with(|_| ()));
         assert!(
-            with(|backends| backends[4] = owes(&[(10, 1)])),
+            with(|backends| backends[4] = unanswered_syns(&[(10, 1)])),
             "another one may answer yet"
         );
         assert!(!with(|backends| backends[0] = None), "two of ten");
         assert!(
-            !with(|backends| backends[2] = owes(&[(290, 2)])),
+            !with(|backends| backends[2] = unanswered_syns(&[(290, 2)])),
             "the third may answer yet"
         );
         assert!(
-            !with(|backends| backends[2] = owes(&[(2_600, 2)])),
+            !with(|backends| backends[2] = unanswered_syns(&[(2_600, 2)])),
             "the third is old"
         );
-        assert!(!with(|backends| backends[2] =
-            owes(&[(360, 1)]).map(|owed| Owed {
+        assert!(!with(|backends| backends[2] = unanswered_syns(&[(360, 1)])
+            .map(|unanswered| Unanswered {
                 is_prompt: false,
-                ..owed
+                ..unanswered
             })));
         assert!(
-            !with(|backends| backends[1] = owes(&[(380, 1)])),
+            !with(|backends| backends[1] = unanswered_syns(&[(380, 1)])),
             "one SYN of the other client may be lost"
         );
     }
@@ -205,9 +210,9 @@ mod tests {
                 is_unresponsive,
                 "{ms}"
             );
-            let again = owes(&[(5, 1)]).map(|owed| Owed {
+            let again = unanswered_syns(&[(5, 1)]).map(|unanswered| Unanswered {
                 heard: ago(ms),
-                ..owed
+                ..unanswered
             });
             assert_eq!(
                 with(|backends| backends[5] = again),
@@ -234,7 +239,7 @@ mod tests {
             ),
             (vec![answered(370), answered(380)], true, "two"),
             (
-                vec![answered(370), answered(380), owes(&[(400, 1)])],
+                vec![answered(370), answered(380), unanswered_syns(&[(400, 1)])],
                 true,
                 "more than are late",
             ),
@@ -242,8 +247,8 @@ mod tests {
                 vec![
                     answered(370),
                     answered(380),
-                    owes(&[(400, 1)]),
-                    owes(&[(400, 1)]),
+                    unanswered_syns(&[(400, 1)]),
+                    unanswered_syns(&[(400, 1)]),
                 ],
                 false,
                 "as many are late",
@@ -251,11 +256,11 @@ mod tests {
         ] {
             assert_eq!(judge(&cut_off(), &others), is_unresponsive, "{why}");
         }
-        let here = NodeOwes {
-            backends: witnesses(),
+        let here = NodeUnanswered {
+            backends: answered_elsewhere(),
             is_here: true,
         };
-        let there = || NodeOwes {
+        let there = || NodeUnanswered {
             backends: cut_off(),
             is_here: false,
         };
@@ -266,7 +271,7 @@ mod tests {
         );
         let [one, other] = [
             there(),
-            NodeOwes {
+            NodeUnanswered {
                 backends: vec![answered(370); 5],
                 is_here: false,
             },
@@ -280,17 +285,23 @@ mod tests {
 
     #[test]
     fn node_with_few_backends_needs_all_of_them() {
-        let two = [owes(&[(400, 1), (395, 2)]), owes(&[(350, 2), (345, 1)])];
-        assert!(judge(&two, &witnesses()));
+        let two = [
+            unanswered_syns(&[(400, 1), (395, 2)]),
+            unanswered_syns(&[(350, 2), (345, 1)]),
+        ];
+        assert!(judge(&two, &answered_elsewhere()));
         assert!(
-            !judge(&two[..1], &witnesses()),
+            !judge(&two[..1], &answered_elsewhere()),
             "a single one has evidence of its own"
         );
-        assert!(!judge(&[two[0], None], &witnesses()));
+        assert!(!judge(&[two[0], None], &answered_elsewhere()));
         assert!(
-            !judge(&[two[0], owes(&[(350, 2)])], &witnesses()),
+            !judge(
+                &[two[0], unanswered_syns(&[(350, 2)])],
+                &answered_elsewhere()
+            ),
             "one client waits for one of them"
         );
-        assert!(!judge(&[], &witnesses()));
+        assert!(!judge(&[], &answered_elsewhere()));
     }
 }

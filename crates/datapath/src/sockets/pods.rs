@@ -23,7 +23,7 @@ pub type PodRows = HashMap<MapData, u64, u32>;
 /// The state of a pod that is to have socket load balancing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodRow {
-    Led,
+    Written,
     /// The pod has no cgroup yet.
     NoCgroup,
     NoRoom,
@@ -40,7 +40,7 @@ impl PodSockets {
 
     /// Makes the programs translate the sockets of exactly these pods. Old rows are deleted before
     /// new rows are written, so the table has room.
-    pub fn lead(&mut self, uids: &BTreeSet<Box<str>>) -> Result<BTreeMap<Box<str>, PodRow>> {
+    pub fn select(&mut self, uids: &BTreeSet<Box<str>>) -> Result<BTreeMap<Box<str>, PodRow>> {
         let cgroups = if uids.is_empty() {
             BTreeMap::new()
         } else {
@@ -68,14 +68,14 @@ impl PodSockets {
         for uid in uids {
             let row = match cgroups.get(uid) {
                 None => PodRow::NoCgroup,
-                Some(cgroup) if known.contains(cgroup) => PodRow::Led,
+                Some(cgroup) if known.contains(cgroup) => PodRow::Written,
                 Some(_) if known.len() >= PODS_MAX as usize => PodRow::NoRoom,
                 Some(cgroup) => {
                     self.rows
                         .insert(cgroup, LED, 0)
                         .with_context(|| format!("write {}", names::SOCKET_PODS))?;
                     known.insert(*cgroup);
-                    PodRow::Led
+                    PodRow::Written
                 }
             };
             pods.insert(uid.clone(), row);

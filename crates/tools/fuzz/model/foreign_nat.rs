@@ -31,7 +31,7 @@ impl Model {
         let (backend, source) = self.observe(sent, got, packet, chosen)?;
         ensure!(
             backend == dst,
-            "another program's connection was led to {backend}"
+            "another program's connection went to {backend}"
         );
         self.take_port(&mut flow, src.ip(), source.port(), false)?;
         self.foreign_nat.remove(&(packet.proto, dst, src));

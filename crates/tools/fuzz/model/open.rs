@@ -183,7 +183,7 @@ impl Model {
         let mut flow = self.blank(sent, packet, now_secs);
         flow.backend = dst;
         let (backend, source) = self.observe(sent, got, packet, chosen)?;
-        ensure!(backend == dst, "a direct connection was led to {backend}");
+        ensure!(backend == dst, "a direct connection went to {backend}");
         self.take_port(&mut flow, src.ip(), source.port(), false)?;
         Ok(Ok(self.insert(flow)))
     }

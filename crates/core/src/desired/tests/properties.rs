@@ -125,7 +125,7 @@ fn namespace_at<A: Addr>(
 }
 
 proptest! {
-    /// The peer of a socket that was led to a pod is the pod, and the socket's packets are looked up
+    /// The peer of a socket that kpx connected to a pod is the pod, and the socket's packets are looked up
     /// once more where they leave.
     #[test]
     fn packets_to_a_pod_meet_no_external_ip_of_another_namespace(

@@ -18,7 +18,7 @@ const MEMBERS_OF_ALL: usize = 16_384;
 /// An answer of any member ends the ejection for all. Ended groups are remembered, so that the next
 /// ejection lasts longer. Each backend's own failures count as well.
 #[derive(Debug, Default)]
-pub(super) struct Presumptions {
+pub(super) struct UnresponsiveGroups {
     groups: BTreeMap<u64, Judged>,
     members: BTreeMap<Path, Member>,
     next: u64,
@@ -33,7 +33,7 @@ struct Member {
     answered: Option<u64>,
 }
 
-impl Presumptions {
+impl UnresponsiveGroups {
     pub(super) fn read(
         &mut self,
         readings: &Readings,
@@ -179,6 +179,6 @@ impl Reading {
     const NOTHING: Self = Self {
         votes: Votes::NONE,
         answered: 0,
-        owed: None,
+        unanswered: None,
     };
 }
