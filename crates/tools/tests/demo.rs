@@ -34,6 +34,16 @@ fn ctrl_c_is_the_good_end_of_a_demo_that_was_to_be_kept() {
         told.iter().any(|line| line == "56 conversations, 0 wrong"),
         "{told:#?}"
     );
+    let readme = include_str!("../../../README.md");
+    let (_, shown) = readme.split_once("last frames, shortened").unwrap();
+    let shown = shown.split("```").nth(1).unwrap().lines().skip(1);
+    let shapes: Vec<_> = told.iter().map(|line| shape(line)).collect();
+    for line in shown {
+        assert!(
+            shapes.contains(&shape(line)),
+            "README.md shows {line:?}: {told:#?}"
+        );
+    }
     // Each hint about kpx is a complete command.
     let hint = |command: &str| {
         let wanted = format!("kpx {command}");
@@ -72,6 +82,17 @@ fn ctrl_c_is_the_good_end_of_a_demo_that_was_to_be_kept() {
             .iter()
             .any(|name| name.starts_with(&mine))
     );
+}
+
+/// Returns a line of the demo without the backends' names, numbers and widths, which differ from
+/// run to run.
+fn shape(line: &str) -> String {
+    let words = line.split_whitespace().map(|word| match word {
+        "p1b" | "p1c" | "p2a" | "p2b" => "a backend",
+        number if number.parse::<u32>().is_ok_and(|number| number > 0) => "a number",
+        other => other,
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// A terminal sends the signal to the demo's children too.
