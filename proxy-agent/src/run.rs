@@ -286,7 +286,7 @@ async fn work(
     )]);
     let source = async {
         let ended = sources.join_next().await;
-        ended.context("the source is lost")??
+        ended.context("the task that reads the cluster's objects is gone")??
     };
     let devices = net::on_own_thread(net::watch(link_sender, settings.sync_period));
     let routes = net::on_own_thread(net::watch_routes(route_sender, watched));

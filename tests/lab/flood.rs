@@ -283,7 +283,7 @@ impl Names {
         ([handshake, end], syns)
     }
 
-    /// Returns a source in a range without hosts.
+    /// Returns a random spoofed source address from a range without hosts.
     fn name(&self) -> SocketAddr {
         let name: u32 = rand::random();
         let ip = match self.to.ip() {

@@ -43,7 +43,7 @@ impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new();
         table
-            .load_preset(UTF8_FULL_CONDENSED)
+            .load_style(UTF8_FULL_CONDENSED)
             .set_header(["case", "what", "passed", "rows"]);
         for (case, (passed, all)) in &self.cases {
             let what = ABOUT

@@ -39,8 +39,8 @@ pub const PLUGIN: &str = "kubectl-kpx";
 
 /// Run a command on the kpx of every node through the API server. Same as `kubectl kpx`.
 ///
-/// Runs `kpx` in the pod of each node, with the permissions of your kubeconfig: list pods, get and
-/// create pods/exec in kpx's namespace.
+/// Runs `kpx` in the kpx pod of each node with your kubeconfig's credentials. Needs permission to
+/// list pods, and to get and create pods/exec, in kpx's namespace.
 ///
 /// Exit status: 0 if all nodes answered and are healthy, 1 if a node is unhealthy or did not
 /// answer, 2 usage error. Standard error lists nodes without an answer, with the cause.

@@ -17,7 +17,7 @@ use crate::pods::Cluster;
 use crate::select::{self, SelectArgs};
 use crate::watch::{WatchArgs, watch};
 
-/// List the Services of the nodes. Nodes with the same state share a row.
+/// List the Services as programmed on each node. Nodes with the same state share a row.
 #[derive(Args, Debug)]
 pub(crate) struct ServicesArgs {
     #[command(flatten)]

@@ -160,8 +160,8 @@ async fn unless_stopped<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let mut terminated = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
     tokio::select! {
         result = work => result,
-        _ = interrupted.recv() => bail!("stopped; no archive is written"),
-        _ = terminated.recv() => bail!("stopped; no archive is written"),
+        _ = interrupted.recv() => bail!("stopped; no archive was written"),
+        _ = terminated.recv() => bail!("stopped; no archive was written"),
     }
 }
 

@@ -77,7 +77,8 @@ impl From<Update<discovery::EndpointSlice>> for Input {
 pub struct Trigger {
     pub service: ObjectName,
     pub family: IpFamily,
-    /// `None` if the slice is deleted, so that its pending triggers are never programmed.
+    /// `None` if the slice was deleted. Its pending changes then do not count in the programming
+    /// latency.
     pub at: Option<Timestamp>,
 }
 

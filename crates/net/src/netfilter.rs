@@ -30,7 +30,7 @@ use nix::libc::{IPPROTO_SCTP, IPPROTO_TCP, IPPROTO_UDP};
 use rtnetlink::proto::ConnectionHandle;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
-pub(crate) use self::legacy::{Legacy, follows_connections};
+pub(crate) use self::legacy::{Legacy, tracks_connections};
 pub use self::refusals::Refusal;
 
 use self::attrs::Attrs;
@@ -116,7 +116,7 @@ impl Netfilter {
         Ok(Self {
             rules,
             legacy: Legacy::read(false)?,
-            follows: legacy::follows_connections()?,
+            follows: legacy::tracks_connections()?,
             takes_up,
         })
     }

@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::debug;
 
 use super::foreign_rule::{self, ForeignRule};
-use super::netfilter::{Legacy, follows_connections};
+use super::netfilter::{Legacy, tracks_connections};
 use super::netlink::Handle;
 use super::raw::{self, Asker, Message};
 use super::rule_changes::RuleChanges;
@@ -152,7 +152,7 @@ impl Reader {
         let mut sockets = self.sockets.take().map_or_else(Sockets::open, Ok)?;
         let legacy = Legacy::read(true)?;
         // The kernel follows connections only if a rule requires it.
-        let tracks = follows_connections()?;
+        let tracks = tracks_connections()?;
         let nftables = sockets
             .nftables
             .ask(number)

@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::runtime::Runtime;
 
@@ -192,7 +192,12 @@ async fn serve_udp(socket: UdpSocket, name: Arc<str>) {
             }
             datagram => datagram,
         };
-        if let Err(error) = socket.send_to(answer, peer).await {
+        let sent = socket
+            .async_io(Interest::WRITABLE, || {
+                client::in_order(|| socket.try_send_to(answer, peer))
+            })
+            .await;
+        if let Err(error) = sent {
             tracing::debug!(%error, %name, %peer, "cannot answer");
         }
     }

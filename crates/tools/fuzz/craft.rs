@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use rand::Rng;
+use rand::RngExt;
 use testbed::reference::generate::{Dice, one};
 
 use crate::model::rewrite::{crc32c, fold, pseudo_sum, sum};

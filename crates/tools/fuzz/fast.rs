@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use proxy_common::device;
-use rand::Rng;
+use rand::RngExt;
 use testbed::reference::facts::FastFacts;
 use testbed::reference::generate::Dice;
 use testbed::reference::place::{Device, FAR, Family, Net, PODS};

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
-use rand::Rng;
+use rand::RngExt;
 use testbed::reference::cluster::{Hook, Proto};
 use testbed::reference::generate::{self, Dice, dice, one};
 use testbed::reference::node;

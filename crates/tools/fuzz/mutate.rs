@@ -1,6 +1,6 @@
 //! Damages frames.
 
-use rand::Rng;
+use rand::RngExt;
 use rand::seq::IndexedRandom;
 use testbed::reference::generate::{Dice, one};
 use testbed::reference::place::{self, Family};

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use rand::Rng;
+use rand::RngExt;
 use testbed::reference::cluster::{Hook, Proto};
 use testbed::reference::generate::{self, Dice, one};
 use testbed::reference::place::{self, Device, Family, OUTSIDE};

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, bail, ensure};
 use proxy_common::device::{INJECTED_MARK, INJECTED_MASK};
-use rand::Rng;
+use rand::RngExt;
 use testbed::reference::generate::{self, Dice, one};
 use testbed::reference::place::Device;
 use testbed::test_run::Verdict;

@@ -157,7 +157,7 @@ fn dns_name(text: &str) -> Result<Option<ObjectName>, String> {
     }
 }
 
-/// Splits `NAME[:PORT][/PROTOCOL]`. Without a port, a slash belongs to the name.
+/// Splits `NAME[:PORT[/PROTOCOL]]`. A slash before the colon belongs to the name.
 fn split_port(text: &str) -> Result<(&str, Port), String> {
     let Some((name, port)) = text.split_once(':') else {
         return Ok((text, Port::default()));

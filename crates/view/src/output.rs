@@ -265,7 +265,7 @@ impl Form {
             .map(|column| uniform(&rows, *column))
             .collect();
         let mut table = Table::new();
-        table.load_preset(NOTHING).add_rows(rows);
+        table.load_style(NOTHING).add_rows(rows);
         if self.headers {
             table.set_header(Row::from(header.to_vec()).max_height(1).clone());
         }

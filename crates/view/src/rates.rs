@@ -1,6 +1,6 @@
-//! The rates between two readings of an agent's counts, and their table cells.
+//! Computes rates from two readings of an agent's counters, and formats them as table cells.
 //!
-//! A count that fell after a restart of the agent is a rate of 0.
+//! A counter that decreased, because the agent restarted, yields a rate of 0.
 
 use crate::{ConnectView, PortCounts, ServiceView, latency};
 
@@ -130,8 +130,7 @@ pub const COLUMNS: [&str; 9] = [
     "FLOWS",
 ];
 
-/// The columns of traffic alone. They fit a terminal together with the names of a node and a
-/// Service.
+/// The traffic columns only, which fit a terminal next to the names of a node and a Service.
 pub const TRAFFIC_COLUMNS: [&str; 5] = ["OPENED/S", "PACKETS/S", "BYTES/S", "UNSERVED/S", "FLOWS"];
 
 /// Formats the cells of [`TRAFFIC_COLUMNS`].

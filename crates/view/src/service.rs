@@ -29,8 +29,8 @@ pub struct ServiceView {
     pub external_ips: Vec<IpAddr>,
     /// The addresses of `status.loadBalancer` that nodes serve.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// The external and load balancer addresses that a host in mode host leaves to the network,
-    /// with the reasons.
+    /// External and load balancer addresses that kpx does not translate in host mode, with the
+    /// reason for each. Their packets are routed as without kpx.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub not_taken: BTreeMap<IpAddr, String>,
     /// The policy: `Cluster` or `Local`.
@@ -59,7 +59,7 @@ pub struct PortView {
     pub backends: Vec<BackendView>,
     /// The counts since the agent started, summed over both families.
     pub counts: PortCounts,
-    /// The TCP connections, summed over both families.
+    /// Outcomes and durations of TCP connects, summed over both families.
     #[serde(default)]
     pub connect: ConnectView,
     /// True while pods of this node serve the Service by a local redirect.

@@ -181,7 +181,7 @@ impl Agent {
         if unlogged > 0 {
             warn!(
                 ports = unlogged,
-                "backends of more service ports became silent or answer again"
+                "backends of further service ports became silent or answer again, and are not logged one by one"
             );
         }
     }

@@ -12,8 +12,9 @@ use proxy_view::select_args::NamespaceArgs;
 
 /// Show recent events and problems, newest last.
 ///
-/// Events are those that the agent sent to the API server, or would send if it had the right (mode
-/// host). The agent keeps the last 1,000 while it runs and counts repetitions.
+/// Shows the Events that the agent sent to the API server. In host mode the agent has no permission
+/// to send them, and records them only. The agent keeps the last 1,000 until it exits, and counts
+/// repetitions.
 #[derive(Args, Debug)]
 pub(super) struct EventsArgs {
     /// Show only Events of this Service, its EndpointSlices, redirects and health check.

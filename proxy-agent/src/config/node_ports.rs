@@ -14,7 +14,7 @@ pub struct NodePortAddresses {
     nets: Vec<IpNet>,
 }
 
-/// The loopback addresses that serve node ports to programs of the host.
+/// The loopback addresses at which local processes reach node ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Localhost {
     #[default]
@@ -60,7 +60,7 @@ impl NodePortAddresses {
         (is_named || self.takes_all_of(addr.is_ipv4())) && !addr.is_loopback()
     }
 
-    /// Returns the loopback addresses that serve node ports to programs of the host.
+    /// Returns the loopback addresses at which local processes reach node ports.
     pub fn localhosts(&self, localhost: Localhost) -> Vec<IpAddr> {
         // A larger network that contains loopback addresses does not name them.
         let is_named = |addr| {

@@ -17,8 +17,8 @@ pub(super) enum Bypass {
     /// Connections of this node's pods between these addresses.
     Some {
         among: Among,
-        /// The reason why connections to pods of other nodes take the stack; None if they skip it
-        /// as well.
+        /// Why connections to pods of other nodes go through the network stack. `None` if they
+        /// bypass it too.
         not_far: Option<String>,
     },
 }

@@ -16,8 +16,8 @@ pub(super) enum Opened {
     None(Vec<String>),
     Some {
         among: Among,
-        /// The reason why UDP exchanges with clients outside take the stack; None if they may skip
-        /// it.
+        /// Why UDP exchanges with clients outside go through the network stack. `None` if they may
+        /// bypass it.
         not_outside: Option<String>,
     },
 }

@@ -19,7 +19,7 @@ pub struct NodeOptions {
     /// The ranges of ClusterIPs, instead of those of the ServiceCIDR objects.
     pub service_cidrs: Vec<IpNet>,
     pub node_ports: NodePortAddresses,
-    /// The loopback addresses that serve node ports to programs of the host.
+    /// The loopback addresses at which local processes reach node ports.
     pub localhost: Localhost,
     pub detector: Detector,
     pub masquerade: Masquerade,

@@ -208,7 +208,7 @@ fn ways(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
     })
 }
 
-/// Changes kernel parameters like systemd-sysctl, with files of a distribution.
+/// Sets kernel parameters from a distribution's `sysctl.d` files, as systemd-sysctl does.
 fn parameters(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
     let read = |key: &str| {
         anyhow::Ok(

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use testbed::agent::{Agent, DEADLINE, wait_until};
 use testbed::cases;
 use testbed::echo::{Connection, Dial, Protocol};

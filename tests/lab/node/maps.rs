@@ -29,7 +29,7 @@ pub(crate) fn own_addresses(kpx: &Agent) -> Result<Vec<String>> {
     Ok(v4.chain(v6).map(shown).collect())
 }
 
-/// Returns the networks of a map's two families: `PODS`, `SERVICE_CIDRS`.
+/// Returns the networks in the IPv4 and IPv6 maps of this name (`PODS` or `SERVICE_CIDRS`).
 pub(crate) fn nets(kpx: &Agent, map: &str) -> Result<Vec<String>> {
     let v4 = family_nets::<Addr4>(open(kpx, &format!("{map}4"))?)?;
     let v6 = family_nets::<Addr6>(open(kpx, &format!("{map}6"))?)?;

@@ -14,7 +14,7 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use rand::rngs::SmallRng;
 use rand::seq::{IndexedRandom, IteratorRandom};
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use testbed::agent::Agent;
 use testbed::cases;
 use testbed::netns::NetNs;
@@ -123,7 +123,7 @@ impl Route {
         let gateways = LINKS
             .into_iter()
             .flat_map(|link| GATEWAYS.map(|host| Gateway { link, host }))
-            .choose_multiple(dice, count);
+            .sample(dice, count);
         let mut via = || match dice.random_range(0..4) {
             0 => Via::Onlink,
             1 if is_v4 => Via::Inet6,

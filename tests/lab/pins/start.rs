@@ -136,8 +136,8 @@ fn two_agents_are_kept_apart() -> Result<()> {
     fixture.serves()
 }
 
-/// An earlier kpx of the same layout had a single half-open queue for all CPUs, and an interrupted
-/// start left a second queue.
+/// Older versions with the same layout used one half-open queue for all CPUs, and an interrupted
+/// start could leave a second pinned queue.
 #[test]
 fn start_removes_the_maps_that_only_an_earlier_kpx_used() -> Result<()> {
     let fixture = Fixture::start()?;

@@ -38,7 +38,7 @@ pub(super) fn kube_proxy_rules(facts: &Facts) -> Finding {
     if rules.unknown && rules.is_empty() {
         let fix = "if kube-proxy ever ran here, run kpx check where iptables is installed";
         let found =
-            "unknown: legacy iptables has a table for NAT, and no iptables is installed to list it";
+            "unknown: iptables-legacy has a nat table, and iptables is not installed to list it";
         return warn(WHAT, found, fix);
     }
     if rules.is_empty() {

@@ -238,5 +238,5 @@ pub(super) fn policy() -> Result<NetworkPolicy> {
 }
 
 fn object<K: DeserializeOwned>(value: Value) -> Result<K> {
-    serde_json::from_value(value).context("an object of the test")
+    serde_json::from_value(value).context("make an object of the connectivity test")
 }

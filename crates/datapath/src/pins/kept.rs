@@ -52,8 +52,8 @@ impl Pins {
         let root = self.dir.parent().context("a folder of layouts")?;
         ensure!(
             is_on_bpf_fs(root)?,
-            "the BPF file system with {} was unmounted: programs and maps go with this agent, and with them open \
-             connections. `mount -t bpf -o mode=0700 bpf {MOUNT_POINT}` lets it pin them again",
+            "the BPF file system with {} was unmounted: when this agent exits, its programs and maps are removed and \
+             open connections end. `mount -t bpf -o mode=0700 bpf {MOUNT_POINT}` lets it pin them again",
             root.display()
         );
         fs::create_dir_all(root).with_context(|| format!("create {}", root.display()))?;

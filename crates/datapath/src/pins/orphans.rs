@@ -208,8 +208,8 @@ pub fn ensure_no_hidden_links() -> Result<()> {
             };
             ensure!(
                 !programs.iter().any(is_ours),
-                "a kpx has left its programs on {name} by TCX links, and this container does not see their pins: give it \
-                 the node's /sys/fs/bpf (docs/migration.md), or run `kpx cleanup` on the node"
+                "an earlier kpx left programs attached to {name} through TCX links, and this container does not see their \
+                 pins: mount the node's /sys/fs/bpf (docs/migration.md), or run `kpx cleanup` on the node"
             );
         }
     }

@@ -316,8 +316,8 @@ fn names(path: &str) -> Result<String> {
     }
 }
 
-/// Returns true if conntrack follows at least one connection.
-pub(crate) fn follows_connections() -> Result<bool> {
+/// Returns true if conntrack tracks at least one connection.
+pub(crate) fn tracks_connections() -> Result<bool> {
     Ok(sysctl::read(TRACKED)?.is_some_and(|number| number != "0"))
 }
 

@@ -123,7 +123,7 @@ async fn down<S: AsyncRead + AsyncWrite + Unpin>(
             continue;
         };
         let Some(is_named) = named.get_mut(usize::from(channel)) else {
-            bail!("the server speaks on channel {channel}")
+            bail!("the server sent data on the unknown channel {channel}")
         };
         if !std::mem::replace(is_named, true) {
             if data != port.to_le_bytes() {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, DeleteParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use rand::Rng;
+use rand::RngExt;
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::process::Command;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rand::Rng;
+use rand::RngExt;
 use rcgen::KeyPair;
 use serde_json::json;
 use tempfile::TempDir;

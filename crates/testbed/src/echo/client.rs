@@ -6,7 +6,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::time::Duration;
 
+use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::sys::socket::{setsockopt, sockopt};
+use nix::unistd::Pid;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::association::Association;
@@ -165,8 +167,7 @@ impl Dial {
 
     /// Converses, with a retry after a timeout if pods have a smaller MTU than the links. There the
     /// first datagram in IPv6 fragments is lost, and an ICMP error reports the path's MTU. A late
-    /// error can end a second conversation. On a busy machine an IPv4 datagram in some thousands is
-    /// lost too: a fragment that overtakes its packet's first fragment is not translated.
+    /// error can end a second conversation.
     pub fn learning<T>(
         self,
         layout: Layout,
@@ -405,7 +406,11 @@ impl Link {
                     .try_for_each(|message| association.send_message(message))?;
                 Ok(messages)
             }
-            Self::Datagrams { socket, .. } | Self::Stream(socket) | Self::Messages(socket) => {
+            Self::Datagrams { socket, .. } => {
+                in_order(|| socket.send(payload))?;
+                Ok(vec![payload])
+            }
+            Self::Stream(socket) | Self::Messages(socket) => {
                 socket.send(payload)?;
                 Ok(vec![payload])
             }
@@ -423,6 +428,21 @@ impl Link {
             }
         }
     }
+}
+
+/// Sends the fragments of a datagram in the order in which a network card would.
+///
+/// A veth device queues packets for the sender's CPU. If the thread moved to another CPU between two
+/// fragments, the later fragment could overtake the first.
+pub(super) fn in_order<T>(send: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let this = Pid::from_raw(0);
+    let before = sched_getaffinity(this)?;
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu()?)?;
+    sched_setaffinity(this, &here)?;
+    let sent = send();
+    sched_setaffinity(this, &before)?;
+    sent
 }
 
 /// Retries a call after a signal. The kernel does not restart socket calls with a timeout, and

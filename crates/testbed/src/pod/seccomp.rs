@@ -6,7 +6,7 @@ use nix::libc::{AF_VSOCK, ENOSYS, EPERM};
 use seccompiler::{apply_filter, compile_from_json};
 use serde_json::{Value, json};
 
-/// The calls allowed with any capabilities and arguments.
+/// The system calls that are allowed regardless of capabilities and arguments.
 const ALWAYS: &str = include_str!("seccomp.txt");
 /// The additional calls of a capability.
 const BY_CAPABILITY: [(Capability, &str); 3] = [

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
 use crate::reference::cluster::{Cluster, Detector, Hook, NodeFacts, Packet, Proto, object};

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use rand::Rng;
+use rand::RngExt;
 use serde_json::{Value, json};
 
 use crate::reference::cluster::object;

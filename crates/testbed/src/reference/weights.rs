@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{ObjectReference, Service};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
-use rand::Rng;
+use rand::RngExt;
 
 use crate::reference::cluster::Cluster;
 use crate::reference::generate::{Dice, one};

@@ -41,11 +41,11 @@ pub(crate) struct Flow {
     pub(crate) backend: SocketAddr,
     /// The client as the backend sees it.
     pub(crate) source: SocketAddr,
-    /// A socket of the host is the client ...
+    /// The client is a socket of the host.
     pub(crate) by_host: bool,
-    /// ... and dialled an address of the host,
+    /// The client dialled an address of the host.
     pub(crate) on_lo: bool,
-    /// ... and a socket of the host is the backend.
+    /// The backend is a socket of the host.
     pub(crate) to_host: bool,
     /// The flow bypasses the stack from its first packet.
     pub(crate) is_bypass: bool,

@@ -57,7 +57,7 @@ pub enum Path {
     /// The path of [`Path::Local`], through chains for forwarded packets as Calico writes them for
     /// NetworkPolicies.
     Calico,
-    /// The same, with chains as kube-router writes them.
+    /// Like `calico`, with the chains that kube-router writes.
     KubeRouter,
     /// The path of [`Path::Remote`], from a bridge and through VXLAN.
     Overlay,

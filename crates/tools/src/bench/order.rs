@@ -2,7 +2,7 @@
 
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
-use rand::{RngCore, SeedableRng};
+use rand::{Rng, SeedableRng};
 
 /// Random orders that are the same in every run with a seed.
 pub(crate) struct Order(StdRng);

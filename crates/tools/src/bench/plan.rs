@@ -96,7 +96,7 @@ const REST: [Plan; 7] = [
 /// The selected combinations; an empty list selects all.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Selects only the cells of the first table.
+    /// Selects only the cells of [`QUICK`], the first table of results.
     pub is_quick: bool,
     pub services: Vec<usize>,
     pub paths: Vec<Path>,

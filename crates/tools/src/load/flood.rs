@@ -17,8 +17,8 @@ use nix::sys::socket::{
     AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, bind, send, setsockopt,
     socket, sockopt,
 };
+use rand::RngExt;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
 
 use testbed::lab::Host;
 use testbed::netns::NetNs;
@@ -135,7 +135,7 @@ impl Pairs {
 }
 
 fn pour(socket: &OwnedFd, pairs: &mut [Pairs], stop: &AtomicBool) -> Result<Vec<u64>> {
-    let mut random = SmallRng::from_os_rng();
+    let mut random = rand::make_rng::<SmallRng>();
     while !stop.load(Ordering::Relaxed) {
         for _ in 0..BATCH {
             pairs

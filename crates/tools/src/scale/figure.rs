@@ -108,7 +108,8 @@ pub enum What {
     Fan2Events,
     Fan4,
     Fan4Events,
-    /// The same for a slice of a headless Service, with all agents.
+    /// Bytes and events of the API server for a change of a headless Service's EndpointSlice, with
+    /// all agents watching.
     FanHeadless,
     FanHeadlessEvents,
     /// The same for a client that watches without a filter.

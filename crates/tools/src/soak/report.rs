@@ -273,7 +273,7 @@ fn round_trip(results: &Results) -> Duration {
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(header);
+    table.load_style(presets::NOTHING).set_header(header);
     table
         .column_iter_mut()
         .skip(1)

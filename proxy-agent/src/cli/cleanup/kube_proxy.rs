@@ -47,7 +47,7 @@ pub(super) async fn remove(
     ipvs::remove_sets(removed).await?;
     ensure!(
         !rules.unknown,
-        "legacy iptables has a table for NAT that may hold kube-proxy's rules, and no iptables is installed here: run kpx cleanup --kube-proxy on the node itself, or restart the node"
+        "the nat table of iptables-legacy may hold kube-proxy's rules, and iptables is not installed here: run `kpx cleanup --kube-proxy` on the node itself, or restart the node"
     );
     Ok(())
 }

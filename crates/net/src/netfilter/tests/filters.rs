@@ -60,7 +60,7 @@ fn policies_of_cnis_let_open_connections_pass() {
     // firewalld matches states by a set, which kpx does not read.
     let first = "rule 5 of chain filter_FORWARD of table inet firewalld may reject the packet";
     assert_eq!(opened("firewalld.nft", &[pod], false)[0], first);
-    // A routing rule may match a mark that Calico leaves.
+    // Calico's chain in `raw` sets a mark and does not clear it, so a routing rule may match it.
     let marks = "rule 2 of chain cali-PREROUTING of table ip raw may set the mark";
     assert_eq!(opened("calico-raw.iptables", &[pod], true), [marks]);
     assert_eq!(

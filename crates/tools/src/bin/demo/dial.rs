@@ -202,7 +202,7 @@ pub(crate) fn everyone(lab: &Lab, services: &[Service]) -> Result<usize> {
         "verified",
         "kube-proxy",
     ];
-    table.load_preset(UTF8_FULL_CONDENSED).set_header(header);
+    table.load_style(UTF8_FULL_CONDENSED).set_header(header);
     let mut wrong = Vec::new();
     for case in &CASES {
         let Case(who, host, name, at, sees, kube_proxy) = case;

@@ -49,7 +49,7 @@ fn line(indent: &str, host: &Host, what: &str) -> String {
 pub(crate) fn services(services: &[Service]) -> Table {
     let mut table = Table::new();
     table
-        .load_preset(UTF8_FULL_CONDENSED)
+        .load_style(UTF8_FULL_CONDENSED)
         .set_header(["service", "ClusterIPs", "backends"]);
     for service in services {
         let backends = if service.backends.is_empty() {

@@ -173,7 +173,7 @@ fn step(
 
 fn table(lab: &Lab, score: &Score) -> Table {
     let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header([
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
         "backend",
         "on",
         "TCP requests",
