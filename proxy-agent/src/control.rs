@@ -77,16 +77,16 @@ pub struct AgentHandle {
 impl AgentHandle {
     /// Creates the handle, and the receiver of its queries.
     pub fn new() -> (Self, mpsc::Receiver<Query>) {
-        Self::telling(0)
+        Self::reporting(0)
     }
 
     /// Like [`Self::new`], with series of `service_metrics` Service ports in its readings.
-    pub fn telling(service_metrics: usize) -> (Self, mpsc::Receiver<Query>) {
+    pub fn reporting(service_metrics: usize) -> (Self, mpsc::Receiver<Query>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (
             Self {
                 queries: sender,
-                history: History::telling(service_metrics),
+                history: History::reporting(service_metrics),
             },
             receiver,
         )

@@ -38,7 +38,7 @@ pub(crate) struct Wanted {
 
 impl History {
     /// Creates an empty history with series of `service_metrics` Service ports.
-    pub(crate) fn telling(service_metrics: usize) -> Self {
+    pub(crate) fn reporting(service_metrics: usize) -> Self {
         Self(Arc::new(Mutex::new((
             Kept::default(),
             Chosen::of(service_metrics),

@@ -83,7 +83,7 @@ impl EndpointPlaces {
     }
 
     /// Publishes the places of endpoints if they may have changed. The agent calls this often.
-    pub fn tell(&mut self, desired: &Desired) {
+    pub fn report(&mut self, desired: &Desired) {
         let began = Instant::now();
         if !self.is_due || began < self.not_before {
             return;
@@ -176,7 +176,7 @@ impl LostNodesTask {
             }
             if !lost.is_empty() {
                 let ended = self.end(&mut lost).await?;
-                self.tell(&lost, &ended);
+                self.report(&lost, &ended);
                 abort_sockets(&ended).await?;
             }
         }
@@ -211,15 +211,15 @@ impl LostNodesTask {
     }
 
     /// Reports to each Service the number of its connections that ended with each node.
-    fn tell(&self, lost: &BTreeMap<Path, Shared>, ended: &[EndedFlow]) {
-        let mut told = BTreeMap::<_, (usize, BTreeSet<String>)>::new();
+    fn report(&self, lost: &BTreeMap<Path, Shared>, ended: &[EndedFlow]) {
+        let mut reported = BTreeMap::<_, (usize, BTreeSet<String>)>::new();
         let open = ended.iter().filter(|flow| !flow.is_half_open);
         for (flow, node) in open.filter_map(|flow| Some((flow, &**lost.get(&flow.path)?))) {
-            let (count, backends) = told.entry((flow.path.service, node)).or_default();
+            let (count, backends) = reported.entry((flow.path.service, node)).or_default();
             *count += 1;
             backends.insert(flow.path.backend.to_string());
         }
-        for ((at, node), (count, backends)) in told {
+        for ((at, node), (count, backends)) in reported {
             info!(service = %at, node, count, "ended connections to a lost node");
             if let Some((service, uid)) = self.places.borrow().services.get(&at) {
                 self.events.connections_ended(

@@ -127,7 +127,7 @@ impl Watchers {
                 _ = lost_period.tick(), if on => {
                     let now = monitor.get_ref().lost()?;
                     if now > lost {
-                        self.tell(Event::lost(now - lost));
+                        self.report(Event::lost(now - lost));
                         lost = now;
                     }
                 }
@@ -142,7 +142,7 @@ impl Watchers {
                 return false;
             };
             if !event::is_housekeeping(&record) {
-                self.tell(Event::of(&record));
+                self.report(Event::of(&record));
             }
         }
         true
@@ -150,7 +150,7 @@ impl Watchers {
 
     /// Sends an event to the watchers, and stores it if the past is kept. Without either, the event
     /// is dropped.
-    pub(crate) fn tell(&self, event: Event) {
+    pub(crate) fn report(&self, event: Event) {
         let event = Arc::new(event);
         let mut past = self.past();
         if let Some(past) = &mut *past {

@@ -86,7 +86,7 @@ impl Names {
     /// reported.
     async fn run(self) -> Infallible {
         let cluster = AgentsCluster(self.agent.clone());
-        let mut told = None;
+        let mut reported = None;
         loop {
             let NamesOptions { address, zone } = self.options.clone();
             let failed = match Server::bind(address, zone).await {
@@ -97,15 +97,15 @@ impl Names {
                     });
                     tokio::select! {
                         ended = server.serve(cluster.clone()) => ended.err(),
-                        never = self.tell_resolved() => match never {},
+                        never = self.report_resolved() => match never {},
                     }
                 }
                 Err(error) => Some(error),
             };
             let why = failed.map(|error| format!("{error:#}"));
-            if told != why {
+            if reported != why {
                 warn!(why, "names are not served");
-                told.clone_from(&why);
+                reported.clone_from(&why);
             }
             self.status.send_modify(|status| {
                 (status.address, status.asked_by_resolved, status.why_not) = (None, false, why);
@@ -116,8 +116,8 @@ impl Names {
 
     /// Configures systemd-resolved to query kpx for names of the domain, on the anchor's far
     /// device, which no route uses. The setting ends with the device.
-    async fn tell_resolved(&self) -> Infallible {
-        let mut told = None;
+    async fn report_resolved(&self) -> Infallible {
+        let mut reported = None;
         let mut last: Option<Telling> = None;
         loop {
             let Some(device) = net::anchor::far_end(&self.netlink)
@@ -143,7 +143,7 @@ impl Names {
                 .await
                 .err()
                 .map(|error| format!("configure systemd-resolved: {error:#}"));
-            if told.as_ref() != Some(&why) {
+            if reported.as_ref() != Some(&why) {
                 match &why {
                     None => info!("systemd-resolved uses kpx for names of the cluster"),
                     Some(why) => info!(
@@ -151,7 +151,7 @@ impl Names {
                         "names resolve only for programs that use kpx's DNS server"
                     ),
                 }
-                told = Some(why.clone());
+                reported = Some(why.clone());
             }
             let kept = if why.is_none() { kept(device) } else { None };
             last = Some(Telling {
@@ -279,14 +279,14 @@ mod tests {
             kept: None,
             at: Instant::now(),
         };
-        let holds = |telling: &Telling| {
+        let holds = |reporting: &Telling| {
             let found = [
                 (7, kept("ours")),
                 (7, kept("another's")),
                 (7, None),
                 (8, kept("ours")),
             ];
-            found.map(|(device, kept)| telling.holds(device, kept))
+            found.map(|(device, kept)| reporting.holds(device, kept))
         };
         tokio::time::advance(Duration::from_secs(59)).await;
         assert_eq!(

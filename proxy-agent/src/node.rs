@@ -105,7 +105,7 @@ impl Node {
         }
         let rows = NodeRows::new(maps)?;
         let mut node = Self {
-            // A host in host mode has no pods to detect, and no Node object with their networks.
+            // A host in mode `host` has no pods to detect, and no Node object with their networks.
             detection: if is_node {
                 Detection::new(options.detector.clone())
             } else {

@@ -100,7 +100,7 @@ impl PodSocketsTask {
             .await
             .context("look for the cgroups of pods")?;
             self.sockets = sockets;
-            let is_whole = self.tell(found);
+            let is_whole = self.report(found);
             wait = if is_whole {
                 self.sync_period
             } else {
@@ -119,7 +119,7 @@ impl PodSocketsTask {
     }
 
     /// Publishes the results. Returns true if another search would find nothing more.
-    fn tell(&self, found: Option<Result<BTreeMap<Box<str>, PodRow>>>) -> bool {
+    fn report(&self, found: Option<Result<BTreeMap<Box<str>, PodRow>>>) -> bool {
         let last = self.found.borrow().clone();
         let found = match found {
             None => return true,

@@ -141,14 +141,14 @@ struct Reporting {
 impl Reporting {
     fn new(settings: &Settings) -> Self {
         let journal = Journal::default();
-        let (agent, queries) = AgentHandle::telling(settings.service_metrics);
-        let (events, event_queue) = Events::telling(&settings.node_name, &journal);
+        let (agent, queries) = AgentHandle::reporting(settings.service_metrics);
+        let (events, event_queue) = Events::reporting(&settings.node_name, &journal);
         Self {
             watchers: Watchers::keeping(settings.monitor_history),
             metrics: Metrics::new(),
             liveness: Liveness::new(settings.sync_period, settings.mode),
-            health: Health::telling(&journal),
-            source_health: Health::telling(&journal),
+            health: Health::reporting(&journal),
+            source_health: Health::reporting(&journal),
             journal,
             agent,
             queries,

@@ -167,7 +167,7 @@ the agent is not healthy. An agent whose API server is away stays healthy and en
         heading: "kpx services",
         about: "\
 The Services, and their state in force. `BACKENDS` counts the backends that take traffic, of all listed ones; a pod counts once, whatever
-its ports and families. An exclamation mark behind a port means that another Service holds one of its frontends; behind an external address, that mode host
+its ports and families. An exclamation mark behind a port means that another Service holds one of its frontends; behind an external address, that host mode
 [leaves the address to the network](host-mode.md#external-addresses). `-o wide` has the reason, and JSON `.notTaken`.
 ",
         example: "services",
@@ -177,7 +177,7 @@ its ports and families. An exclamation mark behind a port means that another Ser
         heading: "kpx backends",
         about: "\
 The endpoints of Services, with and without traffic. `SETS` names the sets that give new flows a backend:
-`cluster` for clients of the whole cluster, `local` under a traffic policy `Local`. In mode host a column `WAY` is added, here and in `kpx services`:
+`cluster` for clients of the whole cluster, `local` under a traffic policy `Local`. In host mode a column `WAY` is added, here and in `kpx services`:
 `direct`, `node port`, `tunnel` or `unreachable`.
 ",
         example: "backends",

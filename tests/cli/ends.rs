@@ -45,9 +45,9 @@ fn exit_codes_tell_the_outcome() -> Result<()> {
     ];
     for (arguments, code, error) in cases {
         let output = kpx(&ns, arguments)?;
-        let told = String::from_utf8_lossy(&output.stderr);
+        let reported = String::from_utf8_lossy(&output.stderr);
         ensure!(
-            output.status.code() == Some(code) && told.contains(error),
+            output.status.code() == Some(code) && reported.contains(error),
             "kpx {arguments}: {output:?}"
         );
     }
@@ -141,16 +141,17 @@ fn a_realtime_kernel_that_may_lack_the_lock_is_refused() -> Result<()> {
         .arg(ns.bpf_dir())
         .current_dir(dir.path());
     let output = ns.run(|| command.output())?;
-    let told = [&output.stdout[..], &output.stderr].concat();
-    let told = String::from_utf8_lossy(&told);
+    let reported = [&output.stdout[..], &output.stderr].concat();
+    let reported = String::from_utf8_lossy(&reported);
     ensure!(
-        output.status.code() == Some(1) && told.contains("kpx: this kernel is PREEMPT_RT "),
-        "{told}"
+        output.status.code() == Some(1) && reported.contains("kpx: this kernel is PREEMPT_RT "),
+        "{reported}"
     );
     ensure!(
-        told.lines()
+        reported
+            .lines()
             .any(|line| line.starts_with("fail    preemption")),
-        "{told}"
+        "{reported}"
     );
     Ok(())
 }
@@ -191,9 +192,9 @@ fn colours_are_for_terminals_without_no_color() -> Result<()> {
             .env_remove("CLICOLOR_FORCE")
             .env_remove("RUST_LOG");
         let output = node.ns().run(|| command.output())?;
-        let told = String::from_utf8([output.stdout, output.stderr].concat())?;
-        ensure!(!told.is_empty(), "{program} {line}: nothing");
-        Ok(told)
+        let reported = String::from_utf8([output.stdout, output.stderr].concat())?;
+        ensure!(!reported.is_empty(), "{program} {line}: nothing");
+        Ok(reported)
     };
     let kpx = binary()?.display().to_string();
     let run_dir = node.run_dir().display();
@@ -218,16 +219,16 @@ fn colours_are_for_terminals_without_no_color() -> Result<()> {
     };
     let plugin = ["--help", "statsu"].map(|words| format!("{} {words}", plugin.display()));
     for line in lines.map(asking).iter().chain(&plugin) {
-        let told = run("script", line, "")?;
+        let reported = run("script", line, "")?;
         ensure!(
-            told.contains("\u{1b}["),
-            "{line} has no colours on a terminal: {told:?}"
+            reported.contains("\u{1b}["),
+            "{line} has no colours on a terminal: {reported:?}"
         );
         for (program, no_color) in [("script", "1"), ("sh", "")] {
-            let told = run(program, line, no_color)?;
+            let reported = run(program, line, no_color)?;
             ensure!(
-                !told.contains('\u{1b}'),
-                "{program}, NO_COLOR={no_color}: {line}: {told:?}"
+                !reported.contains('\u{1b}'),
+                "{program}, NO_COLOR={no_color}: {line}: {reported:?}"
             );
         }
     }
@@ -264,14 +265,14 @@ fn services_are_selected_by_name_and_namespace() -> Result<()> {
     ] {
         let output = node.kpx(&format!("{command} -n none"))?;
         ensure!(output.status.success(), "{output:?}");
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(told, format!("No {objects} in namespace none\n"));
+        let reported = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(reported, format!("No {objects} in namespace none\n"));
     }
     let output = node.kpx("services -n kube-system web")?;
-    let told = String::from_utf8_lossy(&output.stderr);
+    let reported = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(1), "{output:?}");
     assert_eq!(
-        told,
+        reported,
         "kpx: kpx serves no Service kube-system/web; did you mean shop/web?\n"
     );
     for arguments in [
@@ -280,9 +281,9 @@ fn services_are_selected_by_name_and_namespace() -> Result<()> {
         "backends wbe",
     ] {
         let output = node.kpx(arguments)?;
-        let told = String::from_utf8_lossy(&output.stderr);
+        let reported = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
-            told, "kpx: kpx serves no Service wbe; did you mean shop/web?\n",
+            reported, "kpx: kpx serves no Service wbe; did you mean shop/web?\n",
             "{arguments}"
         );
     }

@@ -302,8 +302,10 @@ fn agent_without_first_lists_reports_waiting() -> Result<()> {
         .chain(names.map(|command| (command, 1, "kpx: ")))
     {
         let output = run(command)?;
-        let told = String::from_utf8_lossy(&output.stderr);
-        let says_so = told.starts_with(start) && told.contains(waits) && told.lines().count() == 1;
+        let reported = String::from_utf8_lossy(&output.stderr);
+        let says_so = reported.starts_with(start)
+            && reported.contains(waits)
+            && reported.lines().count() == 1;
         ensure!(
             output.status.code() == Some(code) && says_so,
             "{command}: {output:?}"

@@ -41,16 +41,16 @@ fn only_group_members_reach_agent() -> Result<()> {
         let output = as_user(&node, GROUP, &format!("{command} {run_dir}"))?;
         ensure!(output.status.success(), "{command}: {output:?}");
         let output = as_user(&node, NO_GROUP, &format!("{command} {run_dir}"))?;
-        let told = String::from_utf8_lossy(&output.stderr);
+        let reported = String::from_utf8_lossy(&output.stderr);
         ensure!(
-            output.status.code() == Some(1) && told.contains("permission denied at"),
+            output.status.code() == Some(1) && reported.contains("permission denied at"),
             "{command}: {output:?}"
         );
     }
     let output = as_user(&node, GROUP, &format!("flows --end --all {run_dir}"))?;
-    let told = String::from_utf8_lossy(&output.stderr);
+    let reported = String::from_utf8_lossy(&output.stderr);
     ensure!(
-        output.status.code() == Some(1) && told.contains("to end flows takes root"),
+        output.status.code() == Some(1) && reported.contains("to end flows takes root"),
         "{output:?}"
     );
     let mode = |path| Ok::<_, anyhow::Error>(fs::metadata(path)?.permissions().mode() & 0o777);
@@ -152,7 +152,7 @@ fn watch_shows_changes_until_the_reader_goes() -> Result<()> {
 #[test]
 fn events_lists_and_follows_reports() -> Result<()> {
     let node = Node::start("events", "")?;
-    let told = |arguments: &str| -> Result<Vec<(String, String)>> {
+    let reported = |arguments: &str| -> Result<Vec<(String, String)>> {
         let text = node.text(&format!("events --no-headers {arguments}"))?;
         let word = |line: &str, at| {
             line.split_whitespace()
@@ -169,10 +169,10 @@ fn events_lists_and_follows_reports() -> Result<()> {
         "FrontendConflict".to_owned(),
         "service/shop/web-old".to_owned(),
     );
-    assert_eq!(told("web-old")?, std::slice::from_ref(&conflict));
-    assert_eq!(told("-n shop")?, std::slice::from_ref(&conflict));
-    assert_eq!(told("svc/shop/web")?, [], "no Event is about it");
-    let all = told("")?;
+    assert_eq!(reported("web-old")?, std::slice::from_ref(&conflict));
+    assert_eq!(reported("-n shop")?, std::slice::from_ref(&conflict));
+    assert_eq!(reported("svc/shop/web")?, [], "no Event is about it");
+    let all = reported("")?;
     let typo = ("ProblemBegan".to_owned(), "problem/typo.yaml:3".to_owned());
     ensure!(
         [
@@ -203,7 +203,7 @@ fn events_lists_and_follows_reports() -> Result<()> {
         "endpointslice/shop/x7".to_owned(),
     );
     wait_until(DEADLINE, "the Event of the slice", || {
-        Ok(told("svc/shop/web")? == std::slice::from_ref(&of_slice))
+        Ok(reported("svc/shop/web")? == std::slice::from_ref(&of_slice))
     })?;
 
     let mut command = Command::new(binary()?);

@@ -4,5 +4,5 @@
 mod connections;
 mod fixture;
 mod lifecycle;
+mod reported;
 mod sysctls;
-mod told;

@@ -88,12 +88,12 @@ impl Fixture {
                 (self.lab.n1.host.addrs.ip(family), 30_080).into(),
             ]
         };
-        let told = self.told("FrontendConflict", "young")?;
+        let reported = self.reported("FrontendConflict", "young")?;
         ensure!(
-            told["note"]
+            reported["note"]
                 .as_str()
                 .is_some_and(|note| note.contains("is held by Service default/old")),
-            "{told}"
+            "{reported}"
         );
         self.answers(frontends, "p2a").context("the older one")?;
         self.api().delete("Service", "default", "old")?;
@@ -104,7 +104,7 @@ impl Fixture {
         })?;
         self.put_all(vec![old.service()])?;
         // The Service is the youngest now.
-        self.told("FrontendConflict", "old")?;
+        self.reported("FrontendConflict", "old")?;
         self.answers(frontends, "p1b")
             .context("the oldest there is")?;
         self.api().delete("Service", "default", "young")?;
@@ -121,13 +121,13 @@ impl Fixture {
         let shadow = Service::new("shadow", 12, &["p2a"], PORT).external_ips(n1.addrs);
         self.put_all(shadow.objects(&self.lab))?;
         self.answers(|family| [(n1.addrs.ip(family), 80).into()], "p2a")?;
-        let told = self.told("FrontendShadowsHost", "shadow")?;
+        let reported = self.reported("FrontendShadowsHost", "shadow")?;
         let expected = format!("a process listens at {}:80/tcp", n1.addrs.v4);
         ensure!(
-            told["note"]
+            reported["note"]
                 .as_str()
                 .is_some_and(|note| note.contains(&expected)),
-            "{told}"
+            "{reported}"
         );
         // The node answers at all other ports of that address.
         self.answers(|family| [(n1.addrs.ip(family), PORT).into()], "n1")?;
@@ -145,10 +145,10 @@ impl Fixture {
             port["port"] = API_PORT.into();
         }
         self.put_all(objects)?;
-        let told = self.told("FrontendRefused", "greedy")?;
+        let reported = self.reported("FrontendRefused", "greedy")?;
         let at = SocketAddr::from((self.lab.fabric.addrs.v4, API_PORT));
         assert_eq!(
-            told["note"],
+            reported["note"],
             json!(format!("spec.externalIPs[0]: {at}/tcp is the API server's"))
         );
         // The rest of the Service is served, even at that very address.
@@ -177,12 +177,12 @@ impl Fixture {
                 .for_each(|port| port["port"] = SERVICE_PORT.into());
         }
         self.put_all(objects)?;
-        let told = self.told("EndpointRefused", "evil")?;
-        let note = told["note"].as_str().unwrap_or_default();
+        let reported = self.reported("EndpointRefused", "evil")?;
+        let note = reported["note"].as_str().unwrap_or_default();
         let field = "EndpointSlice default/evil-ipv4 endpoints[0].addresses[0]: ";
         ensure!(
             note.starts_with(field) || note.contains("evil-ipv6"),
-            "{told}"
+            "{reported}"
         );
         let skipped = kpx.status()?["skipped"].to_string();
         ensure!(
@@ -288,12 +288,12 @@ impl Fixture {
         let elsewhere =
             Service::new("elsewhere", 14, &["p2a"], PORT).external_ips(EXTERNAL.host(7));
         self.put_all(elsewhere.objects(&self.lab))?;
-        let told = self.told("FrontendRefused", "elsewhere")?;
+        let reported = self.reported("FrontendRefused", "elsewhere")?;
         ensure!(
-            told["note"]
+            reported["note"]
                 .as_str()
                 .is_some_and(|note| note.contains("external-ip-cidrs")),
-            "{told}"
+            "{reported}"
         );
         self.answers(|family| [elsewhere.frontend(family)], "p2a")
             .context("its ClusterIP")?;
@@ -329,7 +329,7 @@ impl Fixture {
     }
 
     /// Waits for an Event about a Service.
-    fn told(&self, reason: &str, service: &str) -> Result<Value> {
+    fn reported(&self, reason: &str, service: &str) -> Result<Value> {
         let is_it =
             |event: &Value| event["reason"] == reason && event["regarding"]["name"] == service;
         let find = || {
@@ -338,9 +338,11 @@ impl Fixture {
                 .into_iter()
                 .find(is_it)
         };
-        wait_until(DEADLINE, &format!("{reason} is told of {service}"), || {
-            Ok(find().is_some())
-        })?;
+        wait_until(
+            DEADLINE,
+            &format!("{reason} is reported for {service}"),
+            || Ok(find().is_some()),
+        )?;
         find().context("an event that stays")
     }
 }

@@ -90,15 +90,17 @@ fn annotated_service_ends_connections_to_lost_node() -> Result<()> {
         connection.write_all(&[1])?;
         waits(connection).context("of another Service, or to a pod that drains")?;
     }
-    let told = || {
+    let reported = || {
         let events = lab.api().list("events.events.k8s.io");
         events
             .into_iter()
             .filter(|event| event["reason"] == "ConnectionsEnded")
             .collect::<Vec<_>>()
     };
-    wait_until(DEADLINE, "the Service is told", || Ok(told().len() == 2))?;
-    for event in told() {
+    wait_until(DEADLINE, "the Service is reported", || {
+        Ok(reported().len() == 2)
+    })?;
+    for event in reported() {
         ensure!(event["regarding"]["name"] == "asks", "{event}");
         let note = event["note"].as_str().unwrap_or_default();
         ensure!(

@@ -39,12 +39,12 @@ fn node_without_object_or_addresses_serves_and_takes_them_over() -> Result<()> {
             fixture.source(),
             &["--node-timeout=1s".to_owned()],
         )?;
-        let told = kpx
+        let reported = kpx
             .problem(NODE_OBJECT)?
             .context("the status names the lack")?;
         ensure!(
-            told == format!("{lack}: this machine's own addresses count"),
-            "{told}"
+            reported == format!("{lack}: this machine's own addresses count"),
+            "{reported}"
         );
         has_addresses(&kpx, n1.addrs)?;
         serves(&fixture, &api, n1.addrs).with_context(|| kpx.log())?;

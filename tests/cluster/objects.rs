@@ -130,7 +130,7 @@ fn an_api_server_that_refuses_keeps_the_last_state_and_the_reason_is_reported() 
     cluster.api().fail("watch", "endpointslices", 403);
     cluster.api().fail("list", "endpointslices", 403);
     cluster.api().cut_watches();
-    wait_until(RECOVERY, "status tells of the refusal", || {
+    wait_until(RECOVERY, "status names the refusal", || {
         let problems = agents[0].status()?["problems"].to_string();
         Ok(problems.contains("EndpointSlice") && problems.contains("403"))
     })?;

@@ -103,9 +103,9 @@ fn programs_of_two_loads_find_the_same_ends() -> Result<()> {
             unmarked()?
         );
         second.flows.sweep()?;
-        ensure!(unmarked()? == 0, "one round does not tell");
+        ensure!(unmarked()? == 0, "one round decides nothing");
         second.flows.sweep()?;
-        ensure!(unmarked()? > 0, "two rounds tell");
+        ensure!(unmarked()? > 0, "two rounds decide");
         drop(second);
         remove(&dir, &mut |_| ())
     })

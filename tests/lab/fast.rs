@@ -193,7 +193,7 @@ fn hops_are_counted_and_what_is_too_long_is_answered() -> Result<()> {
         // The flow may keep its path until the agent has processed the route's change.
         wait_until(
             DEADLINE,
-            "a client is told that packets are too long",
+            "a client learns that packets are too long",
             || {
                 exchange(&mut connection, 3, 200_000)?;
                 Ok(fixture.too_long()? > 0)

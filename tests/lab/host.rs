@@ -202,14 +202,14 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
         "{:?}",
         unreachable(&kpx)?
     );
-    let told = cut_off(&kpx, "default/plain")?.context("the service is named")?;
+    let reported = cut_off(&kpx, "default/plain")?.context("the service is named")?;
     ensure!(
         kpx.status()?["healthy"] == true,
         "an overlay is no fault of this machine"
     );
     ensure!(
-        told.contains("reaches 0 of 4 backends") && told.contains(why),
-        "{told}"
+        reported.contains("reaches 0 of 4 backends") && reported.contains(why),
+        "{reported}"
     );
     // The trace explains the refusal by this machine's view, without the cluster's pods or probes.
     let trace = format!(

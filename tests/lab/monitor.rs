@@ -75,7 +75,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
             "{event}"
         );
     }
-    wait_until(DEADLINE, "the programs tell no more", || {
+    wait_until(DEADLINE, "the programs report no more", || {
         Ok(watched(&agent)? == 0)
     })?;
 
@@ -84,7 +84,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
     let agent = base.kpx(&["--monitor-history=3"])?;
     ensure!(
         watched(&agent)? == WATCHED_PER_SECOND,
-        "the programs tell, for the history"
+        "the programs report, for the history"
     );
     let past = |arguments: &[&str]| {
         Watcher::start(
@@ -114,7 +114,7 @@ fn monitors_see_what_they_ask_for_and_slow_ones_delay_none() -> Result<()> {
 
     // A watcher that never reads, and more events than its buffer holds.
     let mut deaf = Watcher::start(&agent, &["--limit-per-second", "1000000"])?;
-    wait_until(DEADLINE, "the programs tell", || {
+    wait_until(DEADLINE, "the programs report", || {
         Ok(watched(&agent)? == WATCHED_PER_SECOND)
     })?;
     for _ in 0..2_000 {

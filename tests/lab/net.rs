@@ -44,15 +44,16 @@ pub(crate) struct Netns {
 impl Netns {
     pub(crate) fn new() -> Self {
         let (keep, end) = mpsc::channel::<()>();
-        let (tell, told) = mpsc::channel();
+        let (report, reported) = mpsc::channel();
         thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("unshare needs root");
-            tell.send(nix::unistd::gettid().as_raw())
+            report
+                .send(nix::unistd::gettid().as_raw())
                 .expect("the maker waits");
             let _: Result<(), _> = end.recv();
         });
         Self {
-            tid: told.recv().expect("no network namespace"),
+            tid: reported.recv().expect("no network namespace"),
             _keep: keep,
         }
     }

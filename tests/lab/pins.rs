@@ -102,7 +102,7 @@ fn cleanup_finds_all_that_was_left() -> Result<()> {
             said = node.exec(&mut command).unwrap_or_default();
             Ok(!said.is_empty())
         })?;
-        let told = [
+        let reported = [
             "kpx0 and kpx1",
             "maps pinned",
             "61000-65000",
@@ -113,7 +113,7 @@ fn cleanup_finds_all_that_was_left() -> Result<()> {
         } else {
             "the clsact qdisc of eth0"
         };
-        for what in told.iter().chain([&told_here]) {
+        for what in reported.iter().chain([&told_here]) {
             ensure!(said.contains(what), "{how}: {what} is not in\n{said}");
         }
         fixture.is_clean(&before)?;

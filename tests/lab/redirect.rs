@@ -122,7 +122,7 @@ fn a_pod_of_the_node_answers_while_it_is_ready() -> Result<()> {
     fixture
         .reaches("p1b", "p2a")
         .context("the pod itself, which would loop")?;
-    told(&fixture, &agent)?;
+    reported(&fixture, &agent)?;
 
     // Datagrams of an open flow move at once; a connection stays until it ends.
     let to = cached().frontend(Family::V4);
@@ -154,7 +154,7 @@ fn a_pod_of_the_node_answers_while_it_is_ready() -> Result<()> {
 }
 
 /// Checks that commands show the answering pod.
-fn told(fixture: &Fixture, agent: &Agent) -> Result<()> {
+fn reported(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let backends: Value = serde_json::from_str(&kpx(fixture, agent, &["backends", "-o", "json"])?)?;
     let backends = backends.as_array().context("a list")?;
     let of_pods = backends
@@ -234,19 +234,19 @@ fn an_object_redirects_the_services_of_its_namespace_alone() -> Result<()> {
     ))?;
     cluster.put(&local_redirect("tenant", false))?;
     let skipped = "LocalRedirect tenant/cache spec.redirectFrontend.serviceMatcher.namespace: \"default\" is not";
-    agent.wait(DEADLINE, "the refusal is told", |status| {
+    agent.wait(DEADLINE, "the refusal is reported", |status| {
         status.skipped.iter().any(|one| one.contains(skipped))
     })?;
     let api = cluster.api_server()?;
-    let is_told = |event: &Value| {
+    let is_reported = |event: &Value| {
         let regarding = &event["regarding"];
         let note = event["note"].as_str().unwrap_or_default();
         regarding["kind"] == "LocalRedirect"
             && regarding["namespace"] == "tenant"
             && note.contains("serviceMatcher.namespace")
     };
-    wait_until(DEADLINE, "an Event tells it", || {
-        Ok(api.list("events.events.k8s.io").iter().any(is_told))
+    wait_until(DEADLINE, "an Event reports it", || {
+        Ok(api.list("events.events.k8s.io").iter().any(is_reported))
     })
     .with_context(|| format!("{:?}", api.list("events.events.k8s.io")))?;
     fixture
@@ -273,7 +273,7 @@ fn an_object_redirects_the_services_of_its_namespace_alone() -> Result<()> {
         )?)?)
     };
     let is_later = |event: &Value| event["kind"] == "LocalRedirect" && event["name"] == "later";
-    wait_until(DEADLINE, "kpx events tells of the second object", || {
+    wait_until(DEADLINE, "kpx events shows the second object", || {
         Ok(events()?.iter().any(is_later))
     })?;
     ensure!(

@@ -105,10 +105,10 @@ mod tests {
                 .env_remove("CLICOLOR")
                 .env_remove("CLICOLOR_FORCE")
                 .envs(no_color.map(|value| ("NO_COLOR", value)));
-            let told = String::from_utf8(script.output().unwrap().stdout).unwrap();
+            let reported = String::from_utf8(script.output().unwrap().stdout).unwrap();
             assert!(
-                told.contains("first") && told.contains("\u{1b}[2m") == has_colours,
-                "{told:?}"
+                reported.contains("first") && reported.contains("\u{1b}[2m") == has_colours,
+                "{reported:?}"
             );
         }
     }

@@ -72,7 +72,7 @@ fn programs(object: &Path) -> Result<()> {
         )?;
     }
     println!(
-        "Limits: 1000000 instructions verified (\"?\": this kernel does not tell), {} B of stack.",
+        "Limits: 1000000 instructions verified (\"?\": not reported by this kernel), {} B of stack.",
         stack::LIMIT
     );
     println!(

@@ -37,7 +37,7 @@ pub use setting::{RunFlags, Setting};
 ///
 /// Loads the kernel programs and attaches them in a separate network namespace; the host stays
 /// unchanged. Pass the flags of kpx run to check that configuration. Mode node parses the
-/// kubeconfig; mode host also checks permissions at the API server and compares this host's
+/// kubeconfig; host mode also checks permissions at the API server and compares this host's
 /// networks with the Services'. Exits with 1 if kpx cannot work here.
 #[derive(Args, Debug)]
 pub struct CheckArgs<R: RunFlags> {

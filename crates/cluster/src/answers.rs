@@ -164,7 +164,7 @@ impl<T> Answers<T> {
     ) -> Result<ExitCode> {
         let data: Vec<_> = self.0.iter().map(NodeAnswer::of).collect();
         output.print_list(&data, nothing, text)?;
-        self.tell_words();
+        self.report_words();
         self.end()
     }
 
@@ -175,7 +175,7 @@ impl<T> Answers<T> {
     }
 
     /// Prints the nodes' standard error on standard error.
-    fn tell_words(&self) {
+    fn report_words(&self) {
         for asked in self.0.iter().filter(|asked| asked.answer.is_ok()) {
             let words = escaped(asked.stderr.trim());
             let text: String = words

@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn counts_and_clocks_of_a_watched_node_are_no_news() {
-        let tells: Vec<_> = Watched::header(true)
+        let reports: Vec<_> = Watched::header(true)
             .into_iter()
             .filter(|column| !Watched::NO_NEWS.contains(column))
             .collect();
@@ -217,7 +217,7 @@ mod tests {
             "KEPT-BY",
         ];
         assert_eq!(
-            tells,
+            reports,
             [&["HEALTH", "VERSION"], &settings[..], &["PROBLEMS"]].concat()
         );
     }

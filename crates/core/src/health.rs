@@ -230,7 +230,7 @@ pub struct Judge {
     backends: BTreeMap<Path, Judged>,
     unresponsive: UnresponsiveGroups,
     /// The backends reported as silent and not yet as answering.
-    told: BTreeSet<Path>,
+    reported: BTreeSet<Path>,
     /// Set by the first reading. Earlier counts may belong to a previous owner of the address.
     has_begun: bool,
 }
@@ -301,7 +301,7 @@ impl Judge {
             if !is_backend(&path) {
                 // Another pod may reuse the address later.
                 *judged = Judged::new(reading, now);
-                self.told.remove(&path);
+                self.reported.remove(&path);
                 continue;
             }
             if reading.answered != judged.answered {
@@ -333,13 +333,13 @@ impl Judge {
         let Self {
             backends,
             unresponsive,
-            told,
+            reported,
             ..
         } = self;
         let is_silent = |path: &Path, own: Option<&Judged>| {
             own.is_some_and(|own| own.state != State::Serving) || unresponsive.has(path)
         };
-        let answer: Vec<_> = told
+        let answer: Vec<_> = reported
             .extract_if(.., |path| !is_silent(path, backends.get(path)))
             .collect();
         for path in &answer {
@@ -352,14 +352,14 @@ impl Judge {
             .filter(|(_, own)| own.state != State::Serving)
             .map(|(path, _)| path);
         let is_new = |path: &&Path| {
-            !told.contains(path) && backends.get(path).is_none_or(|own| now >= own.untold_until)
+            !reported.contains(path) && backends.get(path).is_none_or(|own| now >= own.untold_until)
         };
         let silent: BTreeSet<_> = own
             .chain(unresponsive.all())
             .filter(is_new)
             .copied()
             .collect();
-        told.extend(&silent);
+        reported.extend(&silent);
         silent
             .into_iter()
             .map(Change::Silent)
@@ -384,7 +384,7 @@ impl Judge {
             .iter()
             .filter(|path| !is_silent(path) && !self.unresponsive.has(path))
         {
-            self.told.remove(path);
+            self.reported.remove(path);
         }
     }
 

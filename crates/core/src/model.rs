@@ -32,7 +32,7 @@ mod redirect;
 mod weights;
 
 pub(crate) use cost::rows_at_most;
-use cost::{TABLES_OF_SERVICE, tell_without_tables};
+use cost::{TABLES_OF_SERVICE, report_without_tables};
 pub use endpoints::{Endpoint, Slice, join};
 use endpoints::{Joined, NodePortFallback, WithinReach};
 use external::{External, externals, source_ranges};
@@ -56,7 +56,7 @@ pub use read::{Cause, ObjectRef, Skipped};
 use read::{Reader, addr, port_number, protocol};
 pub use read::{cidr, ip};
 pub use redirect::Redirect;
-pub(crate) use redirect::address::{claimant, tell_of_object};
+pub(crate) use redirect::address::{claimant, name_object};
 pub(crate) use redirect::{redirected_by, redirected_to, skipped_redirects};
 pub use weights::{WEIGHT_MAX, Weights};
 
@@ -209,7 +209,7 @@ impl ServiceModel {
         };
         let (model, mut skipped) = Self::new(name, service, slices, redirect, &around, node);
         skipped.extend(of_redirect);
-        skipped.iter_mut().for_each(tell_of_object);
+        skipped.iter_mut().for_each(name_object);
         (model, skipped)
     }
 }
@@ -263,7 +263,7 @@ impl<A: Addr> FamilyModel<A> {
                 family.fill_port(&mut reader, index, port, key, node_port);
             }
         }
-        tell_without_tables(&mut reader, family.without_tables);
+        report_without_tables(&mut reader, family.without_tables);
         skipped.extend(family.skipped_redirects);
         Some(Self {
             claim: parts.claim.clone(),

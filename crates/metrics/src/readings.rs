@@ -85,7 +85,7 @@ impl Collector for Readings {
         let help = "1 if Services stop while the agent is away, 0 if pins or filters keep programs and maps.";
         gap.encode(encoder.encode_descriptor("kpx_restart_gap", help, None, MetricType::Gauge)?)?;
         let [all, some] = self.out_of_reach;
-        let help = "Services with backends that this host does not reach, in mode host: all of them, or some.";
+        let help = "Services with backends that this host does not reach, in host mode: all of them, or some.";
         let reach = [("all", all), ("some", some)]
             .map(|(backends, services)| ([("backends", backends)], services));
         gauges(&mut encoder, "kpx_services_out_of_reach", help, reach)?;

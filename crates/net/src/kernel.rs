@@ -45,8 +45,8 @@ impl Preemption {
             .trim()
             .to_owned();
         let version = text("proc/sys/kernel/version").context("read the kernel's version")?;
-        let is_told = text("sys/kernel/realtime").is_ok_and(|realtime| realtime.trim() == "1");
-        let is_realtime = is_told || version.contains("PREEMPT_RT");
+        let is_reported = text("sys/kernel/realtime").is_ok_and(|realtime| realtime.trim() == "1");
+        let is_realtime = is_reported || version.contains("PREEMPT_RT");
         let config = if is_realtime {
             config(root, &release)
         } else {

@@ -125,7 +125,7 @@ mod tests {
     #[tokio::test]
     async fn sockets_have_address_and_groups() {
         let mut news = RuleChanges::subscribe();
-        assert!(!news.0.is_empty(), "every kernel tells of routing rules");
+        assert!(!news.0.is_empty(), "every kernel reports routing rules");
         let list = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
         for heard in &mut news.0 {
             let mut address = SocketAddr::new(0, 0);

@@ -221,7 +221,7 @@ async fn looked_at(
 
 /// Returns the devices with changed routes that decide their roles.
 fn stale(links: &Links, messages: &[NetlinkMessage<RouteNetlinkMessage>]) -> BTreeSet<u32> {
-    let told = links
+    let reported = links
         .values()
         .filter(|link| link.is_told_by_routes())
         .map(|link| link.index);
@@ -229,13 +229,13 @@ fn stale(links: &Links, messages: &[NetlinkMessage<RouteNetlinkMessage>]) -> BTr
     for message in messages {
         match far_end::named(message) {
             Some(devices) => named.extend(devices),
-            None => return told.collect(),
+            None => return reported.collect(),
         }
     }
     if named.is_empty() {
         named
     } else {
-        told.filter(|index| named.contains(index)).collect()
+        reported.filter(|index| named.contains(index)).collect()
     }
 }
 

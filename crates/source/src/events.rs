@@ -62,11 +62,11 @@ pub struct Events {
 impl Events {
     /// Creates both ends of the queue. `node_name` is the reporting node.
     pub fn new(node_name: &str) -> (Self, Queue) {
-        Self::telling(node_name, &Journal::default())
+        Self::reporting(node_name, &Journal::default())
     }
 
     /// Like [`Self::new`], and writes each Event to the journal, whether it is sent or not.
-    pub fn telling(node_name: &str, journal: &Journal) -> (Self, Queue) {
+    pub fn reporting(node_name: &str, journal: &Journal) -> (Self, Queue) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let pending = watch::Sender::new(0);
         let queue = Queue {
@@ -143,7 +143,7 @@ impl Events {
     /// Reports that the agent cannot listen on a healthCheckNodePort.
     pub fn health_check_failed(&self, service: &ObjectName, port: u16, why: &Error) {
         let node = &self.node_name;
-        self.tell(Event {
+        self.report(Event {
             regarding: Regarding {
                 object: ObjectRef {
                     kind: "Service",
@@ -189,7 +189,7 @@ impl Events {
             action: "Sync",
             note: format!("{field}: {why}"),
         };
-        self.tell_about(event, concerned);
+        self.report_about(event, concerned);
     }
 
     /// Reports that an endpoint has no effect, because no Service may have it. `uid` is the
@@ -200,7 +200,7 @@ impl Events {
             uid: uid.map(str::to_owned),
         };
         let severity = Severity::Warning;
-        self.tell(Event {
+        self.report(Event {
             regarding,
             severity,
             reason: "EndpointRefused",
@@ -212,7 +212,7 @@ impl Events {
     /// Reports that a Service receives the packets of a process of this node. `uid` is the
     /// Service's.
     pub fn port_conflict(&self, service: &ObjectRef, uid: Option<&str>, note: String) {
-        self.tell(Event {
+        self.report(Event {
             regarding: Regarding {
                 object: service.clone(),
                 uid: uid.map(str::to_owned),
@@ -242,7 +242,7 @@ impl Events {
         let node = &self.node_name;
         let number = backends.len();
         let some = named(backends.iter().map(String::as_str), number);
-        self.tell(Event {
+        self.report(Event {
             regarding: Regarding {
                 object: service.clone(),
                 uid: uid.map(str::to_owned),
@@ -275,7 +275,7 @@ impl Events {
     ) {
         let node = &self.node_name;
         let some = named(backends.iter().map(String::as_str), backends.len());
-        self.tell(Event {
+        self.report(Event {
             regarding: Regarding { object: service.clone(), uid: uid.map(str::to_owned) },
             severity: Severity::Warning,
             reason: "ConnectionsEnded",
@@ -305,7 +305,7 @@ impl Events {
             kind: "Node",
             name: ObjectName::new("", &name),
         };
-        self.tell(Event {
+        self.report(Event {
             regarding: Regarding {
                 object,
                 uid: Some(name),
@@ -317,12 +317,12 @@ impl Events {
         });
     }
 
-    fn tell(&self, event: Event) {
-        self.tell_about(event, &[]);
+    fn report(&self, event: Event) {
+        self.report_about(event, &[]);
     }
 
-    fn tell_about(&self, event: Event, services: &[ObjectName]) {
-        self.journal.tell(entry(&event, services));
+    fn report_about(&self, event: Event, services: &[ObjectName]) {
+        self.journal.report(entry(&event, services));
         self.pending.send_modify(|pending| *pending += 1);
         let Err(refused) = self.sender.try_send(event) else {
             return;
@@ -440,17 +440,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn flush_returns_at_once_without_api_server() {
         let journal = Journal::default();
-        let (events, queue) = Events::telling("n1", &journal);
+        let (events, queue) = Events::reporting("n1", &journal);
         events.starting();
         drop(queue);
         events.starting();
-        let told: Vec<_> = journal
+        let reported: Vec<_> = journal
             .all()
             .iter()
-            .map(|told| (told.entry.reason, &*told.entry.name == "n1", told.count))
+            .map(|reported| {
+                (
+                    reported.entry.reason,
+                    &*reported.entry.name == "n1",
+                    reported.count,
+                )
+            })
             .collect();
         assert_eq!(
-            told,
+            reported,
             [("Starting", true, 2)],
             "the journal has what is not sent"
         );

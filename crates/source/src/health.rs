@@ -42,14 +42,14 @@ pub enum Problem {
     NodeObject,
     /// The unreadable objects of a kind.
     Objects(String),
-    /// The routes to pods of other nodes, in mode host.
+    /// The routes to pods of other nodes, in host mode.
     PodRoutes,
     /// The pods that detection takes for clients outside the cluster.
     PodsOutside,
     /// Repairs that another program undoes each time.
     Repairs(String),
     Routes,
-    /// The kernel's routes to backends, in mode host.
+    /// The kernel's routes to backends, in host mode.
     RoutesToBackends,
     Rules,
     /// The ranges of ClusterIPs that have other uses as well.
@@ -113,7 +113,7 @@ pub struct Health {
 
 impl Health {
     /// Creates a registry that writes changes to the journal.
-    pub fn telling(journal: &Journal) -> Self {
+    pub fn reporting(journal: &Journal) -> Self {
         Self {
             journal: journal.clone(),
             ..Self::default()
@@ -150,7 +150,7 @@ impl Health {
                 })),
             }
             warn!(what = problem.to_string(), why, "problem");
-            self.tell(problem, true, reason, &why);
+            self.report(problem, true, reason, &why);
             true
         });
     }
@@ -161,12 +161,12 @@ impl Health {
                 return false;
             };
             info!(what = problem.to_string(), since = %over.since, "problem is over");
-            self.tell(problem, false, "ProblemOver", &over.why);
+            self.report(problem, false, "ProblemOver", &over.why);
             true
         });
     }
 
-    fn tell(&self, problem: &Problem, is_warning: bool, reason: &'static str, note: &str) {
+    fn report(&self, problem: &Problem, is_warning: bool, reason: &'static str, note: &str) {
         let namespace = "".into();
         let name = problem.to_string().into();
         let note = note.into();
@@ -174,7 +174,7 @@ impl Health {
             Problem::HealthCheck(service) => [service.clone()].into(),
             _ => [].into(),
         };
-        self.journal.tell(Reported {
+        self.journal.report(Reported {
             is_warning,
             reason,
             kind: "Problem",
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn journal_has_the_beginning_changes_and_end_of_a_problem() {
         let journal = Journal::default();
-        let health = Health::telling(&journal);
+        let health = Health::reporting(&journal);
         let maps = Problem::Maps;
         for why in ["full", "full", "refused"] {
             health.begin(&maps, why);

@@ -59,8 +59,8 @@ struct Pages {
 }
 
 impl Journal {
-    pub fn tell(&self, entry: Entry) {
-        self.lock().tell(entry, Timestamp::now());
+    pub fn report(&self, entry: Entry) {
+        self.lock().report(entry, Timestamp::now());
     }
 
     /// Returns the entries, the latest last.
@@ -74,7 +74,7 @@ impl Journal {
 }
 
 impl Pages {
-    fn tell(&mut self, mut entry: Entry, at: Timestamp) {
+    fn report(&mut self, mut entry: Entry, at: Timestamp) {
         if entry.note.len() > NOTE {
             entry.note = entry.note[..entry.note.floor_char_boundary(NOTE)].into();
         }
@@ -161,7 +161,7 @@ mod tests {
     fn equal_entries_are_counted_and_the_newest_comes_last() {
         let mut pages = Pages::default();
         for (second, note) in (0..).zip(["a", "b", "a"]) {
-            pages.tell(entry("shop", note), Timestamp::from_second(second).unwrap());
+            pages.report(entry("shop", note), Timestamp::from_second(second).unwrap());
         }
         let reported = pages.by_number.values().map(|reported| {
             (
@@ -181,10 +181,10 @@ mod tests {
     fn namespace_with_the_most_entries_makes_room() {
         let mut pages = Pages::default();
         let at = Timestamp::UNIX_EPOCH;
-        pages.tell(entry("", "the agent's own"), at);
-        pages.tell(entry("shop", "old"), at);
+        pages.report(entry("", "the agent's own"), at);
+        pages.report(entry("shop", "old"), at);
         for n in 0..5 * CAPACITY {
-            pages.tell(entry("noisy", &format!("{n} {}", "ä".repeat(NOTE))), at);
+            pages.report(entry("noisy", &format!("{n} {}", "ä".repeat(NOTE))), at);
         }
         let notes: Vec<_> = pages
             .by_number

@@ -89,7 +89,7 @@ impl<'a> Agent<'a> {
         Self::launch(lab, &node.host, source, args)?.healthy()
     }
 
-    /// Starts kpx in mode host and waits until it has read the cluster, reachable or not.
+    /// Starts kpx in host mode and waits until it has read the cluster, reachable or not.
     pub fn start_outside(
         lab: &'a Lab,
         host: &'a Host,

@@ -338,7 +338,7 @@ impl ApiServer {
 
     /// Answers every request with an HTTP status, like a load balancer without servers.
     pub fn fail_all(&self, code: u16, retry_after: Option<u32>) {
-        let failure = Failure::new(code, "told to by a test");
+        let failure = Failure::new(code, "asked for by a test");
         let failure = retry_after.into_iter().fold(failure, Failure::retry_after);
         self.shared
             .change(|state| state.faults.everything = Some(failure));
@@ -397,7 +397,7 @@ impl ApiServer {
     /// Answers a verb (get, list, watch, create, update, patch, delete) of a resource (plural) with
     /// an HTTP status.
     pub fn fail(&self, verb: &str, resource: &str, code: u16) {
-        self.answer(verb, resource, Failure::new(code, "told to by a test"));
+        self.answer(verb, resource, Failure::new(code, "asked for by a test"));
     }
 
     /// Fails like [`Self::fail`], with the header Retry-After.
@@ -405,7 +405,7 @@ impl ApiServer {
         self.answer(
             verb,
             resource,
-            Failure::new(code, "told to by a test").retry_after(seconds),
+            Failure::new(code, "asked for by a test").retry_after(seconds),
         );
     }
 

@@ -240,7 +240,7 @@ impl Bench {
             .program(program)?
             .info()?
             .map_ids()?
-            .context("this kernel does not tell a program's maps")?;
+            .context("this kernel does not list a program's maps")?;
         for id in ids {
             if MapInfo::from_id(id)?.name_as_str() == Some(name) {
                 return Ok(Map::from_map_data(MapData::from_id(id)?)?);

@@ -26,31 +26,33 @@ fn ctrl_c_is_the_good_end_of_a_demo_that_was_to_be_kept() {
     let mut lines = BufReader::new(demo.stdout.take().unwrap())
         .lines()
         .map(Result::unwrap);
-    let told: Vec<_> = lines
+    let reported: Vec<_> = lines
         .by_ref()
         .take_while(|line| !line.starts_with("The lab stays until Ctrl-C"))
         .collect();
     assert!(
-        told.iter().any(|line| line == "56 conversations, 0 wrong"),
-        "{told:#?}"
+        reported
+            .iter()
+            .any(|line| line == "56 conversations, 0 wrong"),
+        "{reported:#?}"
     );
     let readme = include_str!("../../../README.md");
     let (_, shown) = readme.split_once("last frames, shortened").unwrap();
     let shown = shown.split("```").nth(1).unwrap().lines().skip(1);
-    let shapes: Vec<_> = told.iter().map(|line| shape(line)).collect();
+    let shapes: Vec<_> = reported.iter().map(|line| shape(line)).collect();
     for line in shown {
         assert!(
             shapes.contains(&shape(line)),
-            "README.md shows {line:?}: {told:#?}"
+            "README.md shows {line:?}: {reported:#?}"
         );
     }
     // Each hint about kpx is a complete command.
     let hint = |command: &str| {
         let wanted = format!("kpx {command}");
-        let line = told
+        let line = reported
             .iter()
             .find(|line| line.starts_with("  ip netns exec") && line.contains(&wanted));
-        line.unwrap_or_else(|| panic!("{command} in {told:#?}"))
+        line.unwrap_or_else(|| panic!("{command} in {reported:#?}"))
             .split(" # ")
             .next()
             .unwrap_or_default()
@@ -111,9 +113,16 @@ fn ctrl_c_removes_a_demo_that_is_under_way() {
             .map(Result::unwrap);
         assert!(lines.any(|line| line.contains(phase)), "{phase}");
         killpg(Pid::from_raw(demo.id().cast_signed()), Signal::SIGINT).unwrap();
-        let told: Vec<_> = lines.collect();
-        assert_eq!(demo.wait().unwrap().code(), Some(130), "{phase}: {told:#?}");
-        assert!(!told.iter().any(|line| line.contains("Next:")), "{told:#?}");
+        let reported: Vec<_> = lines.collect();
+        assert_eq!(
+            demo.wait().unwrap().code(),
+            Some(130),
+            "{phase}: {reported:#?}"
+        );
+        assert!(
+            !reported.iter().any(|line| line.contains("Next:")),
+            "{reported:#?}"
+        );
         assert!(
             !netns::names()
                 .unwrap()
@@ -138,9 +147,9 @@ fn user_without_root_is_told_before_anything_is_made() {
         env!("CARGO_BIN_EXE_kpx-demo"),
     ]);
     let output = demo.output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
+    let reported = String::from_utf8_lossy(&output.stderr);
     assert!(
-        !output.status.success() && told.contains("takes root") && output.stdout.is_empty(),
+        !output.status.success() && reported.contains("takes root") && output.stdout.is_empty(),
         "{output:?}"
     );
 }

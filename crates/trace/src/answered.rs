@@ -510,10 +510,10 @@ mod tests {
             "rule 2 of chain early of table inet pods may change the packet",
             "table filter of iptables-legacy",
         ];
-        let told = suspects(&lines.map(str::to_owned));
+        let reported = suspects(&lines.map(str::to_owned));
         let expected = "rule 1 of chain early of table inet pods may drop the packet; table filter of iptables-legacy may drop the packet, and \
                         kpx does not read its rules";
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
         assert!(suspects(&[]).starts_with("the backend or its node is down, or "));
     }
 
@@ -544,7 +544,7 @@ mod tests {
             reset: 3,
             ..Ends::default()
         };
-        let told = |ends, failure: Option<&TunnelFailure>, unheard| {
+        let reported = |ends, failure: Option<&TunnelFailure>, unheard| {
             let tunnel = TunnelStatus {
                 failure: failure.cloned(),
                 ..TunnelStatus::default()
@@ -552,8 +552,8 @@ mod tests {
             through_tunnel(start, Some("shop/web"), ends, &tunnel, unheard)
         };
         let way = "192.0.0.8:4000 is kpx's tunnel, which forwards the connection to a pod through the API server";
-        assert_eq!(told(well, None, None), way);
-        let text = told(reset, None, None);
+        assert_eq!(reported(well, None, None), way);
+        let text = reported(reset, None, None);
         assert!(
             text.starts_with(way)
                 && text.contains("; 3 connections were reset there and none was answered. "),
@@ -576,17 +576,17 @@ mod tests {
             )
             .unwrap()
         };
-        let text = told(well, Some(&failure("shop/web")), None);
+        let text = reported(well, Some(&failure("shop/web")), None);
         assert!(
             text.contains("; the last failure was ")
                 && text.contains(" ago: pod shop/web-0: 403. Likely causes: "),
             "{text}"
         );
-        assert_eq!(told(well, Some(&failure("shop/other")), None), way);
+        assert_eq!(reported(well, Some(&failure("shop/other")), None), way);
         let unheard: UnheardStatus =
             serde_json::from_value(json!({"since": then, "kinds": ["Service"]})).unwrap();
         assert!(
-            told(reset, None, Some(&unheard))
+            reported(reset, None, Some(&unheard))
                 .contains("the API server, which has been silent for ")
         );
     }

@@ -18,7 +18,7 @@ use proxy_core::model::{
 };
 use proxy_datapath::{Counts, FamilyCounts, FlowCount};
 
-/// The paths of a host in mode host to backends.
+/// The paths of a host in mode `host` to backends.
 const DIRECT: &str = "direct";
 const NODE_PORT: &str = "node port";
 const TUNNEL: &str = "tunnel";
@@ -324,7 +324,7 @@ impl<A: Addr> FamilyView<'_, A> {
         });
     }
 
-    /// Returns the path of a host in mode host to an endpoint; `None` if the endpoint takes no
+    /// Returns the path of a host in mode `host` to an endpoint; `None` if the endpoint takes no
     /// connections.
     fn way(
         &self,

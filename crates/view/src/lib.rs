@@ -41,7 +41,7 @@ pub use sums::{PortSums, port_sums};
 /// The default run directory, with the socket that answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";
 
-/// The default address of the name server in mode host: a loopback address, unreachable for
+/// The default address of the name server in host mode: a loopback address, unreachable for
 /// strangers, on which no other program listens by default.
 pub const DNS_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 153)), 53);
 

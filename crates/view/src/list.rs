@@ -50,7 +50,7 @@ pub trait Listed: Serialize {
 
     fn header(wide: bool) -> Vec<&'static str>;
     fn cells(&self, wide: bool) -> Vec<Cell>;
-    /// Returns the last column's cell: the path to the backend in mode host. The column is left out
+    /// Returns the last column's cell: the path to the backend in host mode. The column is left out
     /// if no object has one.
     fn way(&self) -> Option<Cell> {
         None
@@ -299,18 +299,18 @@ mod tests {
         };
         let mut seen = Seen::default();
         let mut columns = None;
-        let mut told = |pods: &[Pod]| {
+        let mut reported = |pods: &[Pod]| {
             seen.news(pods.to_vec())
                 .text(Kind::Table(form), &mut columns)
                 .unwrap()
         };
         let list = "NAME       FLOWS   AGE\na-longer   1       10\nb          2       20\n";
-        assert_eq!(told(&[Pod("a-longer", 1, 10), Pod("b", 2, 20)]), list);
-        assert_eq!(told(&[Pod("a-longer", 1, 12), Pod("b", 2, 22)]), "");
+        assert_eq!(reported(&[Pod("a-longer", 1, 10), Pod("b", 2, 20)]), list);
+        assert_eq!(reported(&[Pod("a-longer", 1, 12), Pod("b", 2, 22)]), "");
         let one = "b          3       24\n";
-        assert_eq!(told(&[Pod("a-longer", 1, 14), Pod("b", 3, 24)]), one);
+        assert_eq!(reported(&[Pod("a-longer", 1, 14), Pod("b", 3, 24)]), one);
         assert_eq!(
-            told(&[Pod("b", 3, 26), Pod("c", 0, 0)]),
+            reported(&[Pod("b", 3, 26), Pod("c", 0, 0)]),
             "c          0       0\na-longer   1       gone\n"
         );
     }

@@ -1,4 +1,4 @@
-//! Prints what the agent can reach: the API server, and the backends in mode host.
+//! Prints what the agent can reach: the API server, and the backends in host mode.
 
 use comfy_table::Cell;
 
@@ -30,7 +30,7 @@ pub fn api_server(url: &str, unheard: Option<&UnheardStatus>, problems: &[Proble
 /// of Services are out of reach.
 const FEW: usize = 5;
 
-/// Lists what a host in mode host does not reach: whole Services, then ports or families of other
+/// Lists what a host in mode `host` does not reach: whole Services, then ports or families of other
 /// Services. Wide output lists each backend.
 pub fn out_of_reach(
     services: &[CutOffStatus],

@@ -121,7 +121,7 @@ pub struct BackendView {
     /// The name of `ejected` in the previous release.
     #[serde(default)]
     pub set_aside: bool,
-    /// The path of a host in mode host to the backend: `direct`, `node port`, `tunnel` or
+    /// The path of a host in mode `host` to the backend: `direct`, `node port`, `tunnel` or
     /// `unreachable`. `None` on a node, and for a backend without traffic.
     #[serde(default)]
     pub way: Option<String>,

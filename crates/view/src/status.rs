@@ -43,7 +43,7 @@ pub struct Status {
     pub problems: Vec<ProblemStatus>,
     /// The objects, or parts of objects, that are not served.
     pub skipped: Vec<String>,
-    /// The backends that are left out because this host in mode host cannot reach them.
+    /// The backends that are left out because this host cannot reach them.
     #[serde(default)]
     pub unreachable: Vec<UnreachableStatus>,
     /// The Services whose backends are all out of this host's reach.

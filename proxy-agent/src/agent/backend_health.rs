@@ -136,14 +136,14 @@ impl Agent {
         backend_health
             .places
             .iter_mut()
-            .for_each(|places| places.tell(desired));
+            .for_each(|places| places.report(desired));
         let read = backend_health.read(counters, desired);
         let concerns_any = desired.set_silent(backend_health.judge.silent());
         // The read above has reported unreadable counters.
         let pace = backend_health.pace(counters).unwrap_or(PERIOD);
         backend_health.due = began + pace.max(began.elapsed() * SHARE);
-        let told = read.map(|changes| self.tell_changes(&changes));
-        self.record(&Problem::BackendHealth, told);
+        let reported = read.map(|changes| self.report_changes(&changes));
+        self.record(&Problem::BackendHealth, reported);
         if concerns_any && self.passes.schedule.request() {
             self.sync().await
         } else {
@@ -152,21 +152,22 @@ impl Agent {
     }
 
     /// Reports to each Service, once, its backends that became unresponsive or answer again.
-    fn tell_changes(&self, changes: &[Change]) {
-        let mut told = BTreeMap::<_, Vec<String>>::new();
+    fn report_changes(&self, changes: &[Change]) {
+        let mut reported = BTreeMap::<_, Vec<String>>::new();
         for change in changes {
             let (path, is_silent) = match change {
                 Change::Silent(path) => (path, true),
                 Change::Answers(path) => (path, false),
             };
             if let Some(service) = self.desired.service_at(path) {
-                told.entry((service, path.service.port(), is_silent))
+                reported
+                    .entry((service, path.service.port(), is_silent))
                     .or_default()
                     .push(path.backend.to_string());
             }
         }
-        let unlogged = told.len().saturating_sub(LINES);
-        for (nth, ((service, port, is_silent), backends)) in told.into_iter().enumerate() {
+        let unlogged = reported.len().saturating_sub(LINES);
+        for (nth, ((service, port, is_silent), backends)) in reported.into_iter().enumerate() {
             if nth < LINES {
                 log_change(&service.name, port, is_silent, &backends);
             }

@@ -94,6 +94,6 @@ impl Agent {
             );
         }
         self.record(&Problem::Node, result);
-        self.tell_left_out();
+        self.report_left_out();
     }
 }

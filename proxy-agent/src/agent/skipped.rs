@@ -11,7 +11,7 @@ use crate::node::Node;
 
 impl Agent {
     /// Reports to Services which of their parts this node newly leaves out.
-    pub(super) fn tell_left_out(&mut self) {
+    pub(super) fn report_left_out(&mut self) {
         let left_out: BTreeSet<_> = self
             .node
             .here()
@@ -49,7 +49,7 @@ impl Agent {
     }
 }
 
-/// Counts the addresses that a host in host mode leaves to the network. Any number is normal, and
+/// Counts the addresses that a host in mode `host` leaves to the network. Any number is normal, and
 /// not a problem.
 pub(super) fn not_taken(desired: &Desired) -> Option<String> {
     let not_taken: Vec<_> = desired
@@ -64,7 +64,7 @@ pub(super) fn not_taken(desired: &Desired) -> Option<String> {
     (services > 0).then(|| {
         let count = not_taken.len();
         format!(
-            "{count} external addresses, of {services} Services, are left to the network: mode host takes those \
+            "{count} external addresses, of {services} Services, are left to the network: host mode takes those \
              within --external-ip-cidrs alone (kpx services -o wide)"
         )
     })

@@ -19,7 +19,7 @@ pub(super) struct UndetectedPods {
     seen: u64,
     last: Option<Instant>,
     /// Set after the only Event was sent.
-    told: bool,
+    reported: bool,
 }
 
 impl UndetectedPods {
@@ -41,7 +41,7 @@ impl UndetectedPods {
         (self.seen, self.last) = (now, Some(Instant::now()));
         let why = "connections from this node's podCIDRs arrived at devices that are not pods'; they are served, and masqueraded as external clients: see the roles in `kpx devices`, and set --cluster-cidr or --detect-local-mode";
         health.begin(&Problem::PodsOutside, why);
-        if !std::mem::replace(&mut self.told, true) {
+        if !std::mem::replace(&mut self.reported, true) {
             events.undetected_pods(why);
         }
         Ok(())

@@ -43,7 +43,7 @@ pub struct KpxConfiguration {
     pub pod_routes: PodRoutes,
     #[serde(with = "choice")]
     pub tunnel: Tunnel,
-    /// An address and a port, or `none`. Empty: `127.0.0.153:53` in mode host, else `none`.
+    /// An address and a port, or `none`. Empty: `127.0.0.153:53` in host mode, else `none`.
     pub dns_address: String,
     pub cluster_domain: String,
     /// Empty: the best mechanism of the kernel.
@@ -131,7 +131,7 @@ impl KpxConfiguration {
         let why = if self.socket_lb == SocketLb::Off {
             "is not for socketLB off"
         } else {
-            "needs socketLB host or all in mode host"
+            "needs socketLB host or all in host mode"
         };
         own.check(
             is_on || !self.socket_lb_udp,

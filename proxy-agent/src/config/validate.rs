@@ -76,7 +76,7 @@ pub(super) fn check(
     let socket_group = socket_group(&mut own, &kpx.socket_group);
     own_scalars(&mut own, kpx);
     let has_place = metrics_address.is_some() || !fields.invalid.is_empty();
-    let why = "requires metricsBindAddress, which is disabled (default in mode host)";
+    let why = "requires metricsBindAddress, which is disabled (default in host mode)";
     own.check(!kpx.ui || has_place, "ui", kpx.ui, why);
     manifests(&mut own, kube_proxy, kpx);
 
@@ -124,7 +124,7 @@ fn node_options(
         masquerade: kpx.masquerade,
         masquerade_all: kube_proxy.common().masquerade_all,
         cluster_ip_external: kpx.cluster_ip_external,
-        // A host in mode host has no pods.
+        // A host in mode `host` has no pods.
         fast_path: if is_host {
             FastPath::Off
         } else {
@@ -227,11 +227,11 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
         is_host || kpx.pod_routes == PodRoutes::Off,
         "podRoutes",
         pod_routes,
-        "is for mode host",
+        "is for host mode",
     );
     let tunnel = choice::name(&kpx.tunnel);
     let is_off = kpx.tunnel == Tunnel::Off;
-    own.check(is_off || is_host, "tunnel", &tunnel, "is for mode host");
+    own.check(is_off || is_host, "tunnel", &tunnel, "is for host mode");
     own.check(
         is_off || kpx.manifests.is_empty(),
         "tunnel",
@@ -252,13 +252,13 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
         is_host || is_default,
         "clusterDomain",
         &kpx.cluster_domain,
-        "is for mode host",
+        "is for host mode",
     );
     own.check(
         !is_host || kpx.fast_path != FastPath::On,
         "fastPath",
         "on",
-        "is for nodes, not for mode host",
+        "is for nodes, not for host mode",
     );
     let is_off = !kpx.local_redirect;
     let addresses = kpx.local_redirect_addresses.join(",");
@@ -272,7 +272,7 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
         is_off || !is_host,
         "localRedirect",
         true,
-        "is for nodes, not for mode host",
+        "is for nodes, not for host mode",
     );
     own.check(
         is_off || kpx.manifests.is_empty(),
@@ -303,7 +303,7 @@ fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
             "must be an IP address with a port, or `none`",
         )?,
     };
-    own.check(is_host, "dnsAddress", &kpx.dns_address, "is for mode host");
+    own.check(is_host, "dnsAddress", &kpx.dns_address, "is for host mode");
     // Other hosts could query a non-loopback address, and systemd-resolved needs a port.
     let is_fit = address.ip().is_loopback() && address.port() != 0;
     own.check(

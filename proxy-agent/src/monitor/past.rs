@@ -153,7 +153,7 @@ mod tests {
                 .collect::<Vec<_>>(),
             [1, 1, 1]
         );
-        let told = |place: &mut Place| -> Vec<_> {
+        let reported = |place: &mut Place| -> Vec<_> {
             past.next(place, 100)
                 .iter()
                 .map(|event| (event.lost, event.what.clone()))
@@ -161,11 +161,11 @@ mod tests {
         };
         let drop = || (0, "drop".to_owned());
         assert_eq!(
-            told(&mut follows),
+            reported(&mut follows),
             [(4, "lost".to_owned()), drop(), drop(), drop()]
         );
-        assert_eq!(told(&mut ends), [(3, "lost".to_owned())]);
-        assert!(told(&mut follows).is_empty() && told(&mut ends).is_empty());
+        assert_eq!(reported(&mut ends), [(3, "lost".to_owned())]);
+        assert!(reported(&mut follows).is_empty() && reported(&mut ends).is_empty());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use proxy_net::pod_route::{Hop, PodRoutes};
 use proxy_net::{Handle, fib};
 use proxy_source::health::{Health, Problem};
 
-/// The routes of a host in host mode, and the cluster's addresses that they reach.
+/// The routes of a host in mode `host`, and the cluster's addresses that they reach.
 pub(super) struct HostMode {
     handle: Handle,
     /// kpx's own routes to pods, if allowed.

@@ -186,7 +186,7 @@ fn reset_in_name_of_a_client_outside_waits_for_the_backend() {
     });
     assert!(
         of_pod.may_be_reused(Proto::TCP, 100, TIMEOUTS),
-        "its device tells a stranger"
+        "its device betrays a stranger"
     );
     assert!(
         !flow.may_be_reused(Proto::TCP, 110, TIMEOUTS)

@@ -422,7 +422,7 @@ fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
         server.fail(verb, resource, code);
         let words = apart.fails("prod")?;
         ensure!(
-            words.contains("told to by a test"),
+            words.contains("asked for by a test"),
             "{verb} {resource}: {words}"
         );
         ensure!(
@@ -436,10 +436,10 @@ fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
     apart.put("garbled", &json!({"kpx.dev/ends-by": "tomorrow"}))?;
     let words = apart.fails("prod")?;
     for name in ["labelled", "garbled"] {
-        let told = words.contains(&format!(
+        let reported = words.contains(&format!(
             "namespace {name} has the label of a test and no time in kpx.dev/ends-by"
         ));
-        ensure!(apart.has(name) && told, "{name}: {words}");
+        ensure!(apart.has(name) && reported, "{name}: {words}");
     }
     let deletions = || server.traffic().requests("delete", "namespaces");
     ensure!(deletions() == 0, "a namespace of another was to be removed");
@@ -480,9 +480,9 @@ fn connectivity_test_removes_only_the_namespace_that_it_made() -> Result<()> {
 
     apart.put("ended", &json!({"kpx.dev/ends-by": "2001-01-01T00:00:00Z"}))?;
     let words = apart.fails("prod")?;
-    let told = words.contains("namespace ended is left from an earlier test, and is removed");
+    let reported = words.contains("namespace ended is left from an earlier test, and is removed");
     ensure!(
-        told && !apart.has("ended"),
+        reported && !apart.has("ended"),
         "a namespace of an earlier run is left: {words}"
     );
     Ok(())

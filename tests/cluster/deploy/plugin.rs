@@ -402,13 +402,13 @@ fn node_that_does_not_answer_is_named() -> Result<()> {
         ensure!(row.starts_with(start) && row.contains(part), "{row}");
     }
     nodes.running.remove("n2").context("a pod on n2")?.stop()?;
-    let told = [
+    let reported = [
         words.next().context("words")??,
         words.next().context("words")??,
     ];
     ensure!(
-        told[0] == "1 of 2 nodes did not answer:" && told[1].starts_with("  n2: "),
-        "{told:?}"
+        reported[0] == "1 of 2 nodes did not answer:" && reported[1].starts_with("  n2: "),
+        "{reported:?}"
     );
     drop(watch);
 

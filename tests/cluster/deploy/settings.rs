@@ -218,12 +218,12 @@ fn empty_chart_value_uses_default() -> Result<()> {
             "{value}"
         );
     }
-    for (value, told, other) in [
+    for (value, reported, other) in [
         ("image", "Set image.repository", named[0]),
         ("apiServer", "Set apiServer.host", named[1]),
     ] {
         let error = refusal(&[other, &format!("--set={value}=null")])?;
-        ensure!(error.contains(told), "{error}");
+        ensure!(error.contains(reported), "{error}");
     }
     Ok(())
 }

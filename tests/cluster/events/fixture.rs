@@ -58,16 +58,16 @@ impl Fixture {
     }
 
     /// Waits for an Event with this reason for which `holds` returns true.
-    pub(crate) fn told(&self, reason: &str, holds: impl Fn(&Value) -> bool) -> Result<Value> {
+    pub(crate) fn reported(&self, reason: &str, holds: impl Fn(&Value) -> bool) -> Result<Value> {
         let find = || {
             self.events()
                 .into_iter()
                 .find(|event| event["reason"] == reason && holds(event))
         };
-        wait_until(DEADLINE, &format!("{reason} is told"), || {
+        wait_until(DEADLINE, &format!("{reason} is reported"), || {
             Ok(find().is_some())
         })
-        .with_context(|| format!("told: {:#?}\n{}", self.events(), self.log()))?;
+        .with_context(|| format!("reported: {:#?}\n{}", self.events(), self.log()))?;
         find().context("an event that stays")
     }
 

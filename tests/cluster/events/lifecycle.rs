@@ -23,7 +23,7 @@ fn kpx_serves_nothing_before_the_node_has_addresses() -> Result<()> {
     ensure!(!status.healthy && status.syncs == 0, "{status:?}");
     ensure!(
         fixture.events().is_empty(),
-        "told too early: {:?}",
+        "reported too early: {:?}",
         fixture.events()
     );
     fixture.put(&node(&["192.0.2.1"]))?;
@@ -49,7 +49,7 @@ fn a_deleted_node_ends_kpx() -> Result<()> {
     let kpx = fixture.start_healthy("")?;
     fixture.api.delete("Node", "", "n1")?;
     fails(kpx, "the Node object n1 was deleted")?;
-    let event = fixture.told("NodeChanged", |_| true)?;
+    let event = fixture.reported("NodeChanged", |_| true)?;
     assert_eq!(event["note"], "the Node object n1 was deleted");
     Ok(())
 }

@@ -29,12 +29,12 @@ fn settings_are_written_where_permitted_and_reported_elsewhere() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let changes = Changes::new(dir.path());
     let before = read("tcp_timeout_established")?;
-    let told = |settings: &Conntrack| {
+    let reported = |settings: &Conntrack| {
         let (events, queue) = Events::new("n1");
         node.run(|| apply(settings, &changes, &events));
         queue.waiting()
     };
-    assert_eq!(told(&settings), 0);
+    assert_eq!(reported(&settings), 0);
     let values = [
         "tcp_timeout_established",
         "tcp_timeout_close_wait",
@@ -51,8 +51,8 @@ fn settings_are_written_where_permitted_and_reported_elsewhere() -> Result<()> {
         min: Some(min),
         ..Conntrack::default()
     };
-    assert_eq!(told(&sized(max)), 0);
-    assert_eq!(told(&sized(max + 1)), 1);
+    assert_eq!(reported(&sized(max)), 0);
+    assert_eq!(reported(&sized(max + 1)), 1);
     assert_eq!(read("max")?, max);
 
     // Another program has changed one of them since.

@@ -31,7 +31,7 @@ fn partial_permissions(run: &Run) -> Result<()> {
             run.api().fail(verb, resource, 403);
         }
         run.api().cut_watches();
-        run.tells(DEADLINE, what, "403")?;
+        run.reports(DEADLINE, what, "403")?;
         let before = run.api().traffic().requests("watch", resource)
             + run.api().traffic().requests("list", resource);
         let since = Instant::now();
@@ -57,7 +57,7 @@ fn expired_server_certificate(run: &Run) -> Result<()> {
     run.api().expire_certificate(true)?;
     run.fixture.api_mut().stop()?;
     run.fixture.api_mut().start_again(History::Kept)?;
-    run.tells(DEADLINE, "Service watch", "certificate expired")?;
+    run.reports(DEADLINE, "Service watch", "certificate expired")?;
     run.change()?;
     run.pass(Duration::from_secs(2), |_| Ok(()))?;
     run.api().expire_certificate(false)?;
@@ -69,7 +69,7 @@ fn expired_server_certificate(run: &Run) -> Result<()> {
 fn refused_token(run: &Run) -> Result<()> {
     run.api().refuse_tokens(true);
     run.api().cut_watches();
-    run.tells(DEADLINE, "Service watch", "401")?;
+    run.reports(DEADLINE, "Service watch", "401")?;
     let before = run.api().traffic().total();
     run.change()?;
     run.pass(Duration::from_secs(2), |_| Ok(()))?;
@@ -93,7 +93,9 @@ fn expired_client_certificate(run: &Run) -> Result<()> {
             run.fixture.api_mut().stop()?;
             run.fixture.api_mut().start_again(History::Kept)?;
             run.pass(Duration::from_millis(1500), |_| Ok(()))?;
-            Ok(run.tells(Duration::ZERO, "Service watch", "xpired").is_ok())
+            Ok(run
+                .reports(Duration::ZERO, "Service watch", "xpired")
+                .is_ok())
         },
     )?;
     run.change()?;

@@ -111,15 +111,15 @@ impl<'a> Run<'a> {
 
     /// Checks that the problem is in the status, the log, /healthz and the metrics, and that the
     /// node keeps its traffic.
-    pub(crate) fn tells(&self, limit: Duration, what: &str, why: &str) -> Result<()> {
-        let told = || -> Result<bool> {
+    pub(crate) fn reports(&self, limit: Duration, what: &str, why: &str) -> Result<()> {
+        let reported = || -> Result<bool> {
             let status = self.agent.status()?;
             let problems = status["problems"].as_array().cloned().unwrap_or_default();
             Ok(problems.iter().any(|p| {
                 p["what"] == what && p["why"].as_str().is_some_and(|text| text.contains(why))
             }))
         };
-        wait_until(limit, &format!("{what}: {why}"), told).with_context(|| {
+        wait_until(limit, &format!("{what}: {why}"), reported).with_context(|| {
             self.agent
                 .status()
                 .map(|status| status["problems"].to_string())

@@ -54,7 +54,7 @@ fn line_never_ends(run: &Run) -> Result<()> {
     run.api()
         .garble_watches("endpointslices", Garbage::EndlessLine);
     run.api().cut_watches();
-    run.tells(DEADLINE, "EndpointSlice watch", "an event of more than")?;
+    run.reports(DEADLINE, "EndpointSlice watch", "an event of more than")?;
     is_learned(run, &Service::new("beside-endless", 40, &[], PORT))?;
     run.pass(Duration::from_secs(2), |_| Ok(()))?;
     let after = peak_memory(run)?;

@@ -57,7 +57,7 @@ fn nonsense(run: &Run) -> Result<()> {
     }
     run.change()?;
     run.recovers("100 objects with nonsense", RECOVERY)?;
-    run.tells(DEADLINE, "Service objects", "50 cannot be read")?;
+    run.reports(DEADLINE, "Service objects", "50 cannot be read")?;
     ensure!(
         run.metric("kpx_unreadable_objects", "Service")? == 50.0,
         "not counted"
@@ -74,7 +74,7 @@ fn nonsense(run: &Run) -> Result<()> {
     run.api().apply_as_is(&bad)?;
     run.api().compact();
     run.api().cut_watches();
-    run.tells(DEADLINE, "Service objects", "51 cannot be read")?;
+    run.reports(DEADLINE, "Service objects", "51 cannot be read")?;
     run.pass(Duration::from_secs(1), |_| Ok(()))?;
     ensure!(
         run.tables()? == tables,

@@ -21,7 +21,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     run.recovers("a change", RECOVERY)?;
 
     stop(run)?;
-    run.tells(DEADLINE, "Service watch", "refused")?;
+    run.reports(DEADLINE, "Service watch", "refused")?;
     ensure!(
         run.metric("kpx_watch_up", "Service")? == 0.0,
         "a watch is up without a server"
@@ -56,7 +56,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     (0..6).try_for_each(|_| run.change())?;
     run.recovers("changes", RECOVERY)?;
     stop(run)?;
-    run.tells(DEADLINE, "Service watch", "refused")?;
+    run.reports(DEADLINE, "Service watch", "refused")?;
     for nth in 0..6 {
         run.api().delete("Service", "default", &format!("s{nth}"))?;
         for family in ["ipv4", "ipv6"] {
@@ -80,7 +80,7 @@ fn is_restored(run: &Run) -> Result<()> {
     run.recovers("changes", RECOVERY)?;
     run.fixture.api_mut().stop()?;
     for kind in ["Service", "EndpointSlice"] {
-        run.tells(DEADLINE, &format!("{kind} watch"), "refused")?;
+        run.reports(DEADLINE, &format!("{kind} watch"), "refused")?;
     }
     let before = lists(run);
     run.api().restore(backup);
@@ -108,7 +108,7 @@ fn lets_nobody_in_at_first(run: &Run) -> Result<()> {
     const COLD: Duration = Duration::from_secs(3);
     let resources = ["services", "endpointslices", "nodes", "servicecidrs"];
     run.fixture.api_mut().stop()?;
-    run.tells(DEADLINE, "Service watch", "refused")?;
+    run.reports(DEADLINE, "Service watch", "refused")?;
     run.change()?;
     run.pass(AWAY, |_| Ok(()))?;
     for (verb, resource) in ["list", "watch"]
@@ -118,7 +118,7 @@ fn lets_nobody_in_at_first(run: &Run) -> Result<()> {
         run.api().fail(verb, resource, 403);
     }
     run.fixture.api_mut().start_again(History::Kept)?;
-    run.tells(DEADLINE, "Service watch", "403")?;
+    run.reports(DEADLINE, "Service watch", "403")?;
     run.pass(COLD, |_| Ok(()))?;
     run.api().heal();
     run.recovers("everything denied at first", 2 * RECOVERY)?;
@@ -130,7 +130,7 @@ fn hides_behind_a_load_balancer(run: &Run) -> Result<()> {
     for (code, retry_after, limit) in [(503, None, RECOVERY), (429, Some(1), 2 * RECOVERY)] {
         run.api().fail_all(code, retry_after);
         run.api().cut_watches();
-        run.tells(DEADLINE, "Service watch", &code.to_string())?;
+        run.reports(DEADLINE, "Service watch", &code.to_string())?;
         run.change()?;
         let before = run.api().traffic().total();
         let since = Instant::now();
@@ -163,7 +163,7 @@ pub(crate) fn the_server_vanishes_without_a_word(run: &Run) -> Result<()> {
     )?;
     run.change()?;
     let since = Instant::now();
-    run.tells(NOTICED, "Service watch", "")?;
+    run.reports(NOTICED, "Service watch", "")?;
     println!(
         "half-open connection noticed after {:.1} s",
         since.elapsed().as_secs_f64()

@@ -46,7 +46,7 @@ fn gone_all_the_time(run: &Run) -> Result<()> {
         }
         Ok(())
     })?;
-    run.tells(DEADLINE, "Service watch", "no watch lasts")?;
+    run.reports(DEADLINE, "Service watch", "no watch lasts")?;
     let lists = lists(run) - before;
     println!("410 storm of 5 s: {lists} lists of four kinds");
     ensure!((4..=64).contains(&lists), "{lists} lists");

@@ -107,7 +107,7 @@ fn healthz_gives_reasons_to_clients_on_the_node_alone() -> Result<()> {
         ensure!(answer.code == 200 && body["healthy"] == true, "{body}");
         ensure!(
             body.get("problems").is_none() && !answer.body.contains("watch"),
-            "told to a stranger: {body}"
+            "shown to a stranger: {body}"
         );
     }
     kpx.stop()

@@ -39,18 +39,18 @@ fn node_reports_silent_backends_and_keeps_them_by_default() -> Result<()> {
         "new ones go there as before"
     );
     let api = base.cluster.api_server()?;
-    let is_told = |reason: &str, service: &Service| {
+    let is_reported = |reason: &str, service: &Service| {
         let is_it =
             |event: &Value| event["reason"] == reason && event["regarding"]["name"] == service.name;
         api.list("events.events.k8s.io").iter().any(is_it)
     };
     for service in [&web, &asks] {
-        wait_until(DEADLINE, "an Event tells of the silent backend", || {
-            Ok(is_told("BackendsSilent", service))
+        wait_until(DEADLINE, "an Event reports the silent backend", || {
+            Ok(is_reported("BackendsSilent", service))
         })
         .with_context(|| format!("{:?}", api.list("events.events.k8s.io")))?;
     }
-    ensure!(!is_told("BackendsAnswer", &web));
+    ensure!(!is_reported("BackendsAnswer", &web));
 
     base.lab.host("p2a").ns.nft(HEAL)?;
     wait_until(DEADLINE, "no backend is silent", || {
@@ -59,8 +59,8 @@ fn node_reports_silent_backends_and_keeps_them_by_default() -> Result<()> {
         }
         Ok(silent()? == [0.0, 0.0])
     })?;
-    wait_until(DEADLINE, "an Event tells of the answer", || {
-        Ok(is_told("BackendsAnswer", &web))
+    wait_until(DEADLINE, "an Event reports the answer", || {
+        Ok(is_reported("BackendsAnswer", &web))
     })?;
     agent.stop()
 }
@@ -127,23 +127,27 @@ fn node_in_mode_off_judges_backends_of_services_that_ask_alone() -> Result<()> {
     );
     base.lab.host("p2a").ns.nft(HEAL)?;
     let api = base.cluster.api_server()?;
-    let told = |reason: &'static str| {
+    let reported = |reason: &'static str| {
         let events = api.list("events.events.k8s.io").into_iter();
         events
             .filter(move |event| event["reason"] == reason)
             .collect::<Vec<_>>()
     };
-    wait_until(DEADLINE, "an Event tells that the backend answers", || {
-        lab.dial(&asks, 12, Duration::from_secs(3))?;
-        Ok(!told("BackendsAnswer").is_empty())
-    })?;
-    let told = told("BackendsSilent");
+    wait_until(
+        DEADLINE,
+        "an Event reports that the backend answers",
+        || {
+            lab.dial(&asks, 12, Duration::from_secs(3))?;
+            Ok(!reported("BackendsAnswer").is_empty())
+        },
+    )?;
+    let reported = reported("BackendsSilent");
     ensure!(
-        !told.is_empty()
-            && told
+        !reported.is_empty()
+            && reported
                 .iter()
                 .all(|event| event["regarding"]["name"] == "asks"),
-        "{told:?}"
+        "{reported:?}"
     );
     agent.stop()
 }

@@ -230,13 +230,13 @@ impl Lab<'_> {
             })?;
         }
         let log = self.agent.log();
-        let told = log
+        let reported = log
             .lines()
             .filter(|line| line.contains("backends") && line.contains(&super::full_name(service)))
             .count();
         ensure!(
-            (2..=2 * TOLD).contains(&told),
-            "{told} lines of two families\n{log}"
+            (2..=2 * TOLD).contains(&reported),
+            "{reported} lines of two families\n{log}"
         );
         Ok(())
     }

@@ -76,14 +76,14 @@ fn kpx_reports_kube_proxy_rules_that_refuse() -> Result<()> {
     let fixture = Fixture::new()?;
     Mode::Nftables.install(&fixture)?;
     let kpx = fixture.kpx("tcx")?;
-    let is_told = || -> Result<bool> {
+    let is_reported = || -> Result<bool> {
         Ok(kpx
             .typed_status()?
             .notices
             .iter()
             .any(|notice| notice.contains("kube-proxy's nftables rules")))
     };
-    wait_until(PROMPT, "kpx tells of the rules", is_told)?;
+    wait_until(PROMPT, "kpx reports the rules", is_reported)?;
     let newer = Service::new("newer", 20, &["p1b"], PORT);
     fixture.base.put(&newer)?;
     let reaches = |client: &str| {
@@ -96,7 +96,9 @@ fn kpx_reports_kube_proxy_rules_that_refuse() -> Result<()> {
     ensure!(!reaches("n1")?, "the node reaches it in spite of the rules");
     cleanup(&fixture, "--kube-proxy")?;
     wait_until(PROMPT, "the node reaches it", || reaches("n1"))?;
-    wait_until(PROMPT, "kpx tells no more of the rules", || Ok(!is_told()?))?;
+    wait_until(PROMPT, "kpx no longer reports the rules", || {
+        Ok(!is_reported()?)
+    })?;
     kpx.stop()
 }
 

@@ -78,8 +78,11 @@ fn one_of_two_is_ended(
         let selected = format!("--client {client} --state established");
         let there = count(agent, &selected)?;
         ensure!(there >= 1, "{family}: no flow of the client");
-        let told = flows(agent, &format!("{selected} --end"))?;
-        ensure!(told == format!("{there} flows ended\n"), "{family}: {told}");
+        let reported = flows(agent, &format!("{selected} --end"))?;
+        ensure!(
+            reported == format!("{there} flows ended\n"),
+            "{family}: {reported}"
+        );
         ensure!(
             count(agent, &selected)? == 0,
             "{family}: flows are there yet"
@@ -162,10 +165,10 @@ fn operator_ends_connections_on_the_stack() -> Result<()> {
     }
     let there = count(&agent, "--service remote --state established")?;
     ensure!(there == 2, "{there} flows of the Service");
-    let told = flows(&agent, "--service remote --state established --end -o json")?;
+    let reported = flows(&agent, "--service remote --state established --end -o json")?;
     ensure!(
-        serde_json::from_str::<Value>(&told)?["ended"] == 2,
-        "{told}"
+        serde_json::from_str::<Value>(&reported)?["ended"] == 2,
+        "{reported}"
     );
     for one in &mut ended {
         ensure!(exchange(one, 1, 100).is_err(), "the connection goes on");

@@ -290,7 +290,7 @@ impl Fixture {
         let before = counter(client, TABLE, "expired")?;
         wait_until(
             Duration::from_secs(5),
-            "the client is told that a packet has no hop left",
+            "the client learns that a packet has no hop left",
             || {
                 socket.send(b"hop")?;
                 Ok(counter(client, TABLE, "expired")? > before)

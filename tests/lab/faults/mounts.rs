@@ -35,8 +35,8 @@ fn survives(attach: &str) -> Result<()> {
     let mounts = Mounts::new()?;
     let kpx = start(&mounts, &fixture, attach)?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
-    let told = |kpx: &Agent<'_>| {
-        kpx.wait(PROMPT, "it is told", |status| {
+    let reported = |kpx: &Agent<'_>| {
+        kpx.wait(PROMPT, "it is reported", |status| {
             status
                 .problems
                 .iter()
@@ -44,7 +44,7 @@ fn survives(attach: &str) -> Result<()> {
         })
     };
     mounts.sh(UNMOUNT)?;
-    told(&kpx)?;
+    reported(&kpx)?;
     serves_for(LOOKS, &fixture).context("without a BPF file system")?;
     kept.exchange(b"without a BPF file system")?;
     ensure!(
@@ -65,7 +65,7 @@ fn survives(attach: &str) -> Result<()> {
 
     // The agent ends before the file system is mounted again. Filters stay, links go.
     mounts.sh(UNMOUNT)?;
-    told(&kpx)?;
+    reported(&kpx)?;
     kpx.crash()?;
     let stays = attach == "clsact";
     wait_until(PROMPT, "programs go or stay", || {

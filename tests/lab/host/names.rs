@@ -230,7 +230,7 @@ fn strangers_resolve_no_names() -> Result<()> {
     ensure!(
         lookup(&fixture, stranger, &format!("web.default.{DOMAIN}"))
             .map_or(true, |found| found.is_empty()),
-        "a stranger is told"
+        "a stranger is reported"
     );
     kpx.stop()
 }
@@ -242,12 +242,12 @@ fn kpx_configures_systemd_resolved() -> Result<()> {
     let fixture = Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
     let tools = fixture.lab.dir().join("tools");
-    let told = fixture.lab.dir().join("told");
+    let reported = fixture.lab.dir().join("resolved-calls");
     fs::create_dir(&tools)?;
     let tool = tools.join("resolvectl");
     fs::write(
         &tool,
-        format!("#!/bin/sh\necho \"$@\" >> {}\n", told.display()),
+        format!("#!/bin/sh\necho \"$@\" >> {}\n", reported.display()),
     )?;
     fs::set_permissions(&tool, fs::Permissions::from_mode(0o755))?;
 
@@ -273,7 +273,7 @@ fn kpx_configures_systemd_resolved() -> Result<()> {
     wait_until(DEADLINE, "the status says why", || {
         Ok(why(&kpx.status()?).contains("this network namespace is not the machine's own"))
     })?;
-    ensure!(!told.exists(), "{}", fs::read_to_string(&told)?);
+    ensure!(!reported.exists(), "{}", fs::read_to_string(&reported)?);
     kpx.stop()?;
 
     // In a container with its own init, kpx and systemd-resolved share the devices.
@@ -288,10 +288,10 @@ fn kpx_configures_systemd_resolved() -> Result<()> {
         &["--mode", "host"],
     )?;
     let kpx = kpx.having("complete")?;
-    wait_until(DEADLINE, "systemd-resolved is told", || {
+    wait_until(DEADLINE, "systemd-resolved has the name server", || {
         Ok(kpx.status()?["names"]["askedByResolved"] == true)
     })?;
-    let said = fs::read_to_string(&told)?;
+    let said = fs::read_to_string(&reported)?;
     let settings = [
         "domain kpx1 ~cluster.local",
         "llmnr kpx1 no",

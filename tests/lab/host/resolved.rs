@@ -177,7 +177,7 @@ fn systemd_resolved_sends_kpx_only_cluster_names() -> Result<()> {
         .try_for_each(|object| fixture.cluster.put(object))?;
     let upstream = Upstream::start(c)?;
     let kpx = start(&fixture, c, &tools)?;
-    wait_until(DEADLINE, "systemd-resolved is told", || {
+    wait_until(DEADLINE, "systemd-resolved has the name server", || {
         Ok(kpx.status()?["names"]["askedByResolved"] == true)
     })
     .with_context(|| kpx.log())?;

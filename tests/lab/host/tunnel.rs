@@ -37,7 +37,7 @@ fn connect(host: &Host, to: SocketAddr) -> Result<TcpStream> {
 }
 
 /// Returns the output of a command that queries the agent.
-fn told(kpx: &Agent<'_>, host: &Host, command: &str) -> Result<String> {
+fn reported(kpx: &Agent<'_>, host: &Host, command: &str) -> Result<String> {
     let output = testbed::agent::kpx(
         &host.ns,
         &format!("{command} --run-dir {}", kpx.run_dir().display()),
@@ -112,7 +112,7 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
     stream.read_to_string(&mut answer)?;
     ensure!(answer.contains("p1b") || answer.contains("p2a"), "{answer}");
     by_name(&fixture, c)?;
-    part_out_of_reach_is_named(|command| told(&kpx, c, command))?;
+    part_out_of_reach_is_named(|command| reported(&kpx, c, command))?;
     ways(
         &kpx,
         c,
@@ -134,7 +134,7 @@ fn host_reaches_pods_of_an_overlay_through_the_api_server() -> Result<()> {
 /// port of its Service is reachable.
 fn part_out_of_reach_is_named(run: impl Fn(&str) -> Result<String>) -> Result<()> {
     let why = "first 10.244.1.3:8080: only the default route, and the Service has no node port";
-    let told = run("trace --host --to svc/default/web:80/udp")?;
+    let reported = run("trace --host --to svc/default/web:80/udp")?;
     let status = run("status")?;
     let parts = [
         "port 80/udp has endpoints over IPv4",
@@ -143,8 +143,8 @@ fn part_out_of_reach_is_named(run: impl Fn(&str) -> Result<String>) -> Result<()
         "--tunnel tcp does not forward UDP.",
     ];
     ensure!(
-        parts.iter().all(|part| told.contains(part)) && !told.contains("whole cluster"),
-        "{told}"
+        parts.iter().all(|part| reported.contains(part)) && !reported.contains("whole cluster"),
+        "{reported}"
     );
     let starts = [
         "default/web 80/udp over IPv4 ",
@@ -159,19 +159,19 @@ fn part_out_of_reach_is_named(run: impl Fn(&str) -> Result<String>) -> Result<()
         starts.iter().all(is_there) && status.contains(why) && status.lines().any(is_server),
         "{status}"
     );
-    let told = run("trace --host --to svc/default/web:80")?;
+    let reported = run("trace --host --to svc/default/web:80")?;
     ensure!(
-        told.contains(
+        reported.contains(
             "is kpx's tunnel, which forwards the connection to a pod through the API server"
         ),
-        "{told}"
+        "{reported}"
     );
     Ok(())
 }
 
 /// Checks the paths that `kpx backends` shows for ports.
 fn ways(kpx: &Agent<'_>, host: &Host, expected: &[(&str, &str)]) -> Result<()> {
-    let rows: Value = serde_json::from_str(&told(kpx, host, "backends --output json")?)?;
+    let rows: Value = serde_json::from_str(&reported(kpx, host, "backends --output json")?)?;
     for (port, way) in expected {
         let of_port = |row: &&Value| {
             let text = |field: &str| row[field].as_str().unwrap_or_default().to_owned();
@@ -195,7 +195,7 @@ fn ways(kpx: &Agent<'_>, host: &Host, expected: &[(&str, &str)]) -> Result<()> {
             .all(|row| row["way"] == *way && row["inClusterSet"] == is_used);
         ensure!(!rows.is_empty() && fits, "{port} by {way}: {rows:?}");
     }
-    let table = told(kpx, host, "services")?;
+    let table = reported(kpx, host, "services")?;
     ensure!(
         table.contains("WAY") && table.contains("tunnel,unreachable"),
         "{table}"
@@ -283,7 +283,7 @@ fn failed_stream_resets_the_connection_and_says_why(running: &Running<Fixture>) 
             failure["service"] == format!("default/{}", service.name) && says_why,
             "{failure}"
         );
-        let traced = told(
+        let traced = reported(
             kpx,
             c,
             &format!("trace --host --to svc/default/{}", service.name),
@@ -304,10 +304,12 @@ fn failed_stream_resets_the_connection_and_says_why(running: &Running<Fixture>) 
     ensure!(is_reset(c, web.frontend(Family::V6)), "a refusal resets");
     let why = failure()?["why"].as_str().unwrap_or_default().to_owned();
     ensure!(
-        why.contains("grant the verbs get and create of pods/portforward: 403 Forbidden: told to"),
+        why.contains(
+            "grant the verbs get and create of pods/portforward: 403 Forbidden: asked for"
+        ),
         "{why}"
     );
-    let text = told(kpx, c, "status")?;
+    let text = reported(kpx, c, "status")?;
     ensure!(
         text.contains("Tunnel:")
             && text.contains("default/web: ")

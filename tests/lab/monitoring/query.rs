@@ -64,15 +64,16 @@ pub(crate) fn check(selector: &Selector, metrics: &Exposition) -> Result<()> {
         );
     }
     // Which HTTP codes exist depends on past requests.
-    let told = matchers.iter().filter(|matcher| {
+    let reported = matchers.iter().filter(|matcher| {
         matcher.name != "code" && !TARGET_LABELS.contains(&matcher.name.as_str())
     });
-    let told: Vec<_> = told.collect();
+    let reported: Vec<_> = reported.collect();
     let any = samples.iter().any(|sample| {
-        told.iter()
+        reported
+            .iter()
             .all(|matcher| is_match(matcher, &sample.labels[&matcher.name]))
     });
-    ensure!(any, "no series of {name} has {told:?}");
+    ensure!(any, "no series of {name} has {reported:?}");
     Ok(())
 }
 

@@ -40,7 +40,8 @@ fn pods_and_cluster_ips_in_240_are_reached() -> Result<()> {
             let kpx = machines.start(services, &format!("--socket-lb {socket_lb}"))?;
             let cluster_ip = SocketAddr::new(format!("{services}.0.50").parse()?, 80);
             let node_port = SocketAddr::new(NODE.parse()?, NODE_PORT);
-            let told = format!("pods in {pods}, ClusterIPs in {services}, --socket-lb {socket_lb}");
+            let reported =
+                format!("pods in {pods}, ClusterIPs in {services}, --socket-lb {socket_lb}");
             for (what, from, to) in [
                 ("a pod", &machines.client, cluster_ip),
                 ("the backend itself", &machines.server.ns, cluster_ip),
@@ -48,7 +49,7 @@ fn pods_and_cluster_ips_in_240_are_reached() -> Result<()> {
                 ("outside", &machines.outside, node_port),
             ] {
                 is_answered(from, to, None)
-                    .with_context(|| format!("{what} dials {to}; {told}"))?;
+                    .with_context(|| format!("{what} dials {to}; {reported}"))?;
             }
             ensure!(kpx.typed_status()?.skipped.is_empty());
             kpx.stop()?;

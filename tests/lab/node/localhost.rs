@@ -125,12 +125,12 @@ fn serve(ns: &NetNs, addrs: &[&str]) -> Result<()> {
 }
 
 fn by_tcp(ns: &NetNs, to: &str) -> Result<String> {
-    let mut told = None;
+    let mut reported = None;
     wait_until(DEADLINE, &format!("{to} answers"), || {
-        told = dial_within(ns, to, SOON).ok();
-        Ok(told.is_some())
+        reported = dial_within(ns, to, SOON).ok();
+        Ok(reported.is_some())
     })?;
-    told.context("an answer")
+    reported.context("an answer")
 }
 
 fn by_udp(ns: &NetNs, to: &str) -> Result<String> {

@@ -122,11 +122,11 @@ fn route_into_range_is_reported_and_rest_serves() -> Result<()> {
         "no Service has this address, and no route leads there"
     );
 
-    let told = kpx(&n1.ns, "check --service-cidr 10.96.0.0/16")?;
-    let told = String::from_utf8(told.stdout)?;
+    let reported = kpx(&n1.ns, "check --service-cidr 10.96.0.0/16")?;
+    let reported = String::from_utf8(reported.stdout)?;
     ensure!(
-        told.contains("10.96.0.0/16 have in them routes of this node's to 10.96.7.0/24"),
-        "{told}"
+        reported.contains("10.96.0.0/16 have in them routes of this node's to 10.96.7.0/24"),
+        "{reported}"
     );
     agent.stop()
 }

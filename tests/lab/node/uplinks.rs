@@ -158,13 +158,13 @@ impl Machines {
                     let faults = (0..DIALS).filter_map(|_| dial.exchange(ns, b"hello").err());
                     faults.map(|fault| fault.to_string()).collect::<Vec<_>>()
                 };
-                let told = |to: SocketAddr| format!("{protocol} to {to}, {arguments}");
+                let reported = |to: SocketAddr| format!("{protocol} to {to}, {arguments}");
                 let faults = failed(&self.node, Dial::new(protocol, cluster_ip));
                 ensure!(
                     faults.is_empty(),
                     "{} of {DIALS}: {faults:?}, {}",
                     faults.len(),
-                    told(cluster_ip)
+                    reported(cluster_ip)
                 );
                 if is_node {
                     let faults = failed(&self.node, Dial::new(protocol, node_port));
@@ -172,7 +172,7 @@ impl Machines {
                         faults.is_empty(),
                         "{} of {DIALS}: {faults:?}, {}",
                         faults.len(),
-                        told(node_port)
+                        reported(node_port)
                     );
                     let dial = Dial::new(protocol, node_port).source_ip(outside);
                     let faults = failed(&self.far.ns, dial);
@@ -180,7 +180,7 @@ impl Machines {
                         faults.is_empty(),
                         "from outside, {} of {DIALS}: {faults:?}, {}",
                         faults.len(),
-                        told(node_port)
+                        reported(node_port)
                     );
                 }
             }

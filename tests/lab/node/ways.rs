@@ -74,7 +74,7 @@ fn rules_of_others_take_no_packet_of_the_host_from_cluster_ips() -> Result<()> {
         let before = rules_of(&n1.ns)?;
         let all = format!("{of_v4}\n{of_v6}");
         for comes_first in [true, false] {
-            let told = || {
+            let reported = || {
                 format!(
                     "{all}, {}",
                     if comes_first {
@@ -93,15 +93,15 @@ fn rules_of_others_take_no_packet_of_the_host_from_cluster_ips() -> Result<()> {
                 ensure!(
                     way_elsewhere(n1)? == before_kpx,
                     "{}: {}",
-                    told(),
+                    reported(),
                     way_elsewhere(n1)?
                 );
             } else {
                 ip(&n1.ns, &all)?;
                 wait_until(DEADLINE, "kpx's rules come first", || is_first(&n1.ns))
-                    .with_context(told)?;
+                    .with_context(reported)?;
             }
-            serves(n1, &web(), "").with_context(told)?;
+            serves(n1, &web(), "").with_context(reported)?;
             ensure!(
                 agent.typed_status()?.healthy,
                 "{:?}",
@@ -136,11 +136,11 @@ fn rule_that_stays_before_those_of_kpx_is_a_problem() -> Result<()> {
     let n1 = &base.lab.n1.host;
     let agent = base.kpx(&PACKETS)?;
     ip(&n1.ns, "rule add to 10.96.0.0/24 lookup 77 pref 20")?;
-    let told = "ip -4 rule 20 to 10.96.0.0/24 precede";
-    wait_until(DEADLINE, "it is told", || {
+    let reported = "ip -4 rule 20 to 10.96.0.0/24 precede";
+    wait_until(DEADLINE, "it is reported", || {
         Ok(agent
             .problem("rules")?
-            .is_some_and(|why| why.starts_with(told)))
+            .is_some_and(|why| why.starts_with(reported)))
     })?;
     let trace = kpx(
         &n1.ns,
@@ -150,7 +150,7 @@ fn rule_that_stays_before_those_of_kpx_is_a_problem() -> Result<()> {
         ),
     )?;
     let trace = String::from_utf8(trace.stdout)?;
-    ensure!(trace.contains(told), "{trace}");
+    ensure!(trace.contains(reported), "{trace}");
     ip(&n1.ns, "rule del to 10.96.0.0/24 lookup 77 pref 20")?;
     wait_until(DEADLINE, "it is over", || {
         Ok(agent.problem("rules")?.is_none())
@@ -272,14 +272,14 @@ fn network_within_the_range_and_cluster_ips_in_it_are_reached() -> Result<()> {
     for to in directly {
         base.servers.serve_at(&container, "container", to)?;
     }
-    let reaches_all = |told: &str| -> Result<()> {
-        serves(n1, &web(), told)?;
-        serves(n1, &beside, told)?;
+    let reaches_all = |reported: &str| -> Result<()> {
+        serves(n1, &web(), reported)?;
+        serves(n1, &beside, reported)?;
         for to in directly {
             for protocol in Protocol::COMMON {
                 let answer = Dial::new(protocol, to).exchange(&n1.ns, b"hello");
                 let answer = answer
-                    .with_context(|| format!("{protocol} to the container at {to}, {told}"))?;
+                    .with_context(|| format!("{protocol} to the container at {to}, {reported}"))?;
                 ensure!(answer.backend == "container");
             }
         }
@@ -353,15 +353,15 @@ fn network_with_the_ranges_prefix_is_reached_from_a_host_outside() -> Result<()>
         let container = early.map_or_else(make, Ok)?;
         let within = || -> Result<bool> { Ok(state(&xl.ns)?.contains("10.96.0.10 dev kpx0")) };
         wait_until(DEADLINE, "the ClusterIP has a route of its own", within)?;
-        let told = if comes_first {
+        let reported = if comes_first {
             "the network came first"
         } else {
             "the network came later"
         };
         wait_until(DEADLINE, "the Service is in reach", || {
-            Ok(serves(xl, &web(), told).is_ok())
+            Ok(serves(xl, &web(), reported).is_ok())
         })?;
-        serves(xl, &web(), told)?;
+        serves(xl, &web(), reported)?;
         for to in [
             "10.96.0.5:8080".parse::<SocketAddr>()?,
             "[fd00:10:96::5]:8080".parse()?,
@@ -369,7 +369,8 @@ fn network_with_the_ranges_prefix_is_reached_from_a_host_outside() -> Result<()>
             base.servers.serve_at(&container, "container", to)?;
             for protocol in Protocol::COMMON {
                 let answer = Dial::new(protocol, to).exchange(&xl.ns, b"hello");
-                answer.with_context(|| format!("{protocol} to the container at {to}, {told}"))?;
+                answer
+                    .with_context(|| format!("{protocol} to the container at {to}, {reported}"))?;
             }
         }
         agent.stop()?;
@@ -384,7 +385,7 @@ fn web() -> Service {
 }
 
 /// Dials a Service from sockets without an address, and from sockets bound to the host's address.
-fn serves(host: &Host, service: &Service, told: &str) -> Result<()> {
+fn serves(host: &Host, service: &Service, reported: &str) -> Result<()> {
     for family in Family::ALL {
         for protocol in Protocol::COMMON {
             let dial = Dial::new(protocol, service.frontend(family));
@@ -395,7 +396,7 @@ fn serves(host: &Host, service: &Service, told: &str) -> Result<()> {
                 let answer = dial.exchange(&host.ns, b"hello");
                 answer.with_context(|| {
                     format!(
-                        "{protocol} over {family} from {what} to {}, {told}",
+                        "{protocol} over {family} from {what} to {}, {reported}",
                         service.name
                     )
                 })?;

@@ -191,7 +191,7 @@ fn pods_of_node_answer_at_clouds_metadata_address() -> Result<()> {
         .cluster
         .put(&of_address("metadata", metadata[0]))?;
     let why = "169.254.169.254 is not among the operator's local-redirect-addresses";
-    agent.wait(DEADLINE, "the refusal is told", |status| {
+    agent.wait(DEADLINE, "the refusal is reported", |status| {
         status.skipped.iter().any(|one| one.contains(why))
     })?;
     fixture.reaches_at("p1a", &metadata, "cloud")?;

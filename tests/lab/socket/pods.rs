@@ -481,7 +481,7 @@ fn without_the_right_to_list_pods_packets_serve_them() -> Result<()> {
     cluster.put("plain", json!({}), json!({}))?;
     let agent = cluster.agent(&STACK)?;
     let why = "the API server does not let kpx list and watch Pods";
-    agent.wait(DEADLINE, "the reason is told", |status| {
+    agent.wait(DEADLINE, "the reason is reported", |status| {
         status
             .pods
             .as_ref()

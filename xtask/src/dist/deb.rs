@@ -51,10 +51,10 @@ pub(super) fn look_into(package: &Path, arch: Arch, version: &str, stage: &Path)
             .args(arguments)
             .output()
             .context("run dpkg-deb")?;
-        let told = String::from_utf8_lossy(&output.stderr);
+        let reported = String::from_utf8_lossy(&output.stderr);
         ensure!(
             output.status.success(),
-            "dpkg-deb {}: {told}",
+            "dpkg-deb {}: {reported}",
             arguments.join(" ")
         );
         Ok(output.stdout)

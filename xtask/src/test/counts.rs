@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn second_try_alone_counts_and_is_told() {
+    fn second_try_alone_counts_and_is_reported() {
         let mut first = outcome(&format!("{GOOD}; {BAD}; exit 101"));
         first.settle(&outcome(
             "echo 'test c ... FAILED'; echo 'test result: FAILED. 1 passed; 1 failed; 0 ignored'",

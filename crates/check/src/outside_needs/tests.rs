@@ -203,7 +203,7 @@ fn each_failure_to_listen_has_its_advice() {
         ErrorKind::AddrNotAvailable,
         ErrorKind::Other,
     ];
-    let told = |kind| {
+    let reported = |kind| {
         judge_names(
             &setting(),
             &Names::Unbound {
@@ -213,10 +213,10 @@ fn each_failure_to_listen_has_its_advice() {
             },
         )
     };
-    let told = kinds.map(told);
-    assert!(told.iter().all(|finding| finding.level == Level::Warn));
+    let reported = kinds.map(reported);
+    assert!(reported.iter().all(|finding| finding.level == Level::Warn));
     assert_eq!(
-        told.map(|finding| finding.found),
+        reported.map(|finding| finding.found),
         [
             "127.0.0.153:53 is taken by another program",
             "this process may not listen at 127.0.0.153:53",

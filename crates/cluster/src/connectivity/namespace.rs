@@ -12,7 +12,7 @@ use kube::api::{DeleteParams, ListParams, Preconditions};
 use tokio::time::sleep;
 
 use super::objects::{self, ENDS_BY, LABEL, RUN};
-use super::stage::{AGAIN, Stage, tell};
+use super::stage::{AGAIN, Stage, report};
 use proxy_source::kubernetes::SourceError;
 
 /// Time limit for the removal of the namespace.
@@ -62,7 +62,7 @@ impl Stage<'_> {
                 .with_context(|| format!("namespace {name} may be left"))?,
         };
         match uid {
-            Some(_) if keep => tell(&format!("namespace {name} is kept")),
+            Some(_) if keep => report(&format!("namespace {name} is kept")),
             Some(uid) => self.remove(name, uid).await?,
             None => {}
         }
@@ -103,17 +103,17 @@ impl Stage<'_> {
             let name = namespace.metadata.name.unwrap_or_default();
             match (ends_by, namespace.metadata.uid) {
                 (Some(ends_by), _) if ends_by > Timestamp::now() => {
-                    tell(&format!(
+                    report(&format!(
                         "namespace {name} is that of another test, which may run until {ends_by}"
                     ));
                 }
                 (Some(_), Some(uid)) => {
-                    tell(&format!(
+                    report(&format!(
                         "namespace {name} is left from an earlier test, and is removed"
                     ));
                     self.remove(&name, uid).await?;
                 }
-                _ => tell(&format!(
+                _ => report(&format!(
                     "namespace {name} has the label of a test and no time in {ENDS_BY}, and is not removed"
                 )),
             }

@@ -240,7 +240,7 @@ impl<A: Addr> Family<A> {
                 .get(&service)
                 .map(|model| self.shares.skipped(model))
                 .unwrap_or_default();
-            skipped.iter_mut().for_each(model::tell_of_object);
+            skipped.iter_mut().for_each(model::name_object);
             self.left_out.replace(service, skipped, news);
         }
         divided
@@ -350,7 +350,7 @@ impl<A: Addr> Family<A> {
                 why,
                 cause: Cause::Conflict,
             };
-            model::tell_of_object(&mut conflict);
+            model::name_object(&mut conflict);
             Some(conflict)
         };
         lost.filter_map(conflict).collect()

@@ -1,4 +1,4 @@
-//! The routes of a host in host mode.
+//! The routes of a host in mode `host`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

@@ -186,9 +186,9 @@ fn flapping_backend_waits_longer_each_time() {
 #[test]
 fn backend_that_flips_all_the_time_is_told_of_rarely() {
     let mut judge = begun();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for secs in 1..=3_600 {
-        told.extend(read(
+        reported.extend(read(
             &mut judge,
             if secs % 2 == 1 {
                 votes(3, 2)
@@ -204,14 +204,15 @@ fn backend_that_flips_all_the_time_is_told_of_rarely() {
         );
     }
     assert!(
-        told.chunks(2)
+        reported
+            .chunks(2)
             .all(|pair| pair == [Change::Silent(path(1)), Change::Answers(path(1))]),
-        "{told:?}"
+        "{reported:?}"
     );
     assert!(
-        (20..50).contains(&told.len()),
+        (20..50).contains(&reported.len()),
         "two each five minutes in the end: {}",
-        told.len()
+        reported.len()
     );
     // Continued silence is reported once the time has come.
     let changes = (0..=300).flat_map(|secs| read(&mut judge, votes(3, 2), 36_010 + secs * 10));

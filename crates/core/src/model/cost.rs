@@ -27,7 +27,7 @@ pub(super) fn externals_of(service: &Service) -> usize {
 }
 
 /// Reports a Service that exceeds this maximum.
-pub(super) fn tell_externals(reader: &mut Reader<'_>, service: &Service) {
+pub(super) fn report_externals(reader: &mut Reader<'_>, service: &Service) {
     let given = service.ingress.len() + service.external_ips.len();
     let most = externals_of(service);
     if given > most {
@@ -40,7 +40,7 @@ pub(super) fn tell_externals(reader: &mut Reader<'_>, service: &Service) {
 }
 
 /// Reports the number of a Service's ports without look-up tables.
-pub(super) fn tell_without_tables(reader: &mut Reader<'_>, ports: usize) {
+pub(super) fn report_without_tables(reader: &mut Reader<'_>, ports: usize) {
     if ports > 0 {
         let why = format!(
             "{ports} ports are served without weights and Maglev tables, of which a Service has {TABLES_OF_SERVICE} at most"

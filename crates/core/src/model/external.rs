@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use proxy_common::addr::Addr;
 use proxy_common::frontend::FrontendKind;
 
-use super::cost::{externals_of, tell_externals};
+use super::cost::{externals_of, report_externals};
 use super::guard::Guard;
 use super::node::NodeModel;
 use super::read::{Reader, addr, cidr, ip};
@@ -71,11 +71,11 @@ pub(super) fn externals<A: Addr>(
             text,
         );
     }
-    tell_externals(reader, service);
+    report_externals(reader, service);
     externals
 }
 
-/// Returns the external addresses that a host in host mode leaves to the network, with the reasons.
+/// Returns the external addresses that a host in mode `host` leaves to the network, with the reasons.
 pub fn not_taken<'a>(
     service: &'a Service,
     node: &'a NodeModel,

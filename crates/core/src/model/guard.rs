@@ -79,12 +79,12 @@ impl Guard {
     pub(super) fn of(store: &Store, options: &ModelOptions) -> Self {
         let (namespace, name) = KUBERNETES;
         let kubernetes = ObjectName::new(namespace, name);
-        let told = store
+        let reported = store
             .slices_of(&kubernetes)
             .flat_map(|slice| socket_addresses(slice));
         let known = store.node().map(node_addresses).unwrap_or_default();
         Self {
-            api_servers: store.api_server().iter().copied().chain(told).collect(),
+            api_servers: store.api_server().iter().copied().chain(reported).collect(),
             own: options.node_ips.iter().copied().chain(known).collect(),
             external_ip_cidrs: options.external_ip_cidrs.clone(),
             is_outside: options.host_routes.is_some(),
@@ -163,7 +163,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Checks that a host in host mode sends its packets for an external address to a Service. The
+    /// Checks that a host in mode `host` sends its packets for an external address to a Service. The
     /// address may be anywhere on the internet; the host's owner trusts the cluster only with the
     /// permitted ranges.
     pub(super) fn takes(&self, ip: IpAddr) -> Result<(), String> {
@@ -172,7 +172,7 @@ impl Guard {
             return Ok(());
         }
         Err(format!(
-            "{ip} is left to the network: it is not among the external-ip-cidrs, which mode host takes alone"
+            "{ip} is left to the network: it is not among the external-ip-cidrs, which host mode takes alone"
         ))
     }
 

@@ -40,7 +40,7 @@ pub struct ModelOptions {
     pub service_cidrs: Vec<IpNet>,
     /// The networks in these ranges that pods or routes also use, so that endpoints may be there.
     pub shared_networks: Vec<IpNet>,
-    /// The routes of a host in host mode. `None` on a node, which reaches every backend.
+    /// The routes of a host in mode `host`. `None` on a node, which reaches every backend.
     pub host_routes: Option<Arc<HostRoutes>>,
     /// The addresses on dummy devices and empty bridges, by device. The host keeps their packets,
     /// so their ClusterIP frontends are not programmed.

@@ -328,7 +328,7 @@ impl Terms {
             );
             return None;
         }
-        address::tell_unserved(&mut reader, &frontends.of_address, &backends);
+        address::report_unserved(&mut reader, &frontends.of_address, &backends);
         let frontends = Some(frontends.of_service).filter(|ports| !ports.is_empty());
         let spares_backends = spec.skip_redirect_from_backend;
         Some(Self {

@@ -243,10 +243,13 @@ fn service_without_room_for_its_table_is_served_without_it() {
         .map(|(key, _)| key.addr.ip().to_string())
         .collect();
     assert_eq!(at_random, ["10.96.0.4", "10.96.0.5", "10.96.0.6"]);
-    let told = skipped(&desired);
-    assert_eq!(told.len(), 3, "{told:?}");
+    let reported = skipped(&desired);
+    assert_eq!(reported.len(), 3, "{reported:?}");
     let why = "1 of 1 ports are served without weights and Maglev tables: the Services of namespace greedy have their share of this node's room, 3 Maglev tables (8 KiB each)";
-    assert_eq!(told[0], format!("Service greedy/web-4 spec.ports: {why}"));
+    assert_eq!(
+        reported[0],
+        format!("Service greedy/web-4 spec.ports: {why}")
+    );
     desired.apply(wide("greedy/web-1", 1, 1).deleted());
     served(&mut desired, room);
     assert_eq!(skipped(&desired).len(), 2);

@@ -19,7 +19,7 @@ use super::errors::{Fault, SourceError};
 
 /// The longest wait for each answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// The objects that kpx reads in mode host: groups, resources, and paths of lists.
+/// The objects that kpx reads in host mode: groups, resources, and paths of lists.
 const LISTS: [(&str, &str, &str); 4] = [
     ("", "services", "/api/v1/services?limit=1"),
     (
@@ -88,7 +88,7 @@ impl fmt::Display for NotGranted {
 }
 
 impl Options {
-    /// Checks the rights to read objects in mode host, and `with_streams` the right to open streams
+    /// Checks the rights to read objects in host mode, and `with_streams` the right to open streams
     /// to ports of pods.
     pub async fn granted(&self, with_streams: bool) -> Result<Granted, NotGranted> {
         let server = self.server().await?;

@@ -224,11 +224,11 @@ fn swallow_one(listener: TcpListener) {
     }
 }
 
-/// Reads the stream, and passes the size of each read to `tell`.
-pub(super) fn swallow(mut stream: TcpStream, tell: impl Fn(usize)) {
+/// Reads the stream, and passes the size of each read to `report`.
+pub(super) fn swallow(mut stream: TcpStream, report: impl Fn(usize)) {
     let mut block = vec![0; BLOCK];
     while let Ok(bytes @ 1..) = stream.read(&mut block) {
-        tell(bytes);
+        report(bytes);
     }
 }
 

@@ -55,8 +55,8 @@ impl Dialer {
     /// Starts to dial inside `ns`.
     pub fn start(ns: &NetNs, plan: Plan) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
-        let thread = ns.thread("dialer", move || Work::new(plan)?.run(&told))?;
+        let reported = stop.clone();
+        let thread = ns.thread("dialer", move || Work::new(plan)?.run(&reported))?;
         Ok(Self { stop, thread })
     }
 

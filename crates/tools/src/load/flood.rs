@@ -65,7 +65,7 @@ impl Flood {
             .map(|frames| Ok(Pairs::new(frames?)))
             .collect::<Result<Vec<_>>>()?;
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let reported = stop.clone();
         let thread = host.ns.thread("flood", move || {
             let socket = socket(
                 AddressFamily::Packet,
@@ -76,7 +76,7 @@ impl Flood {
             bind(socket.as_raw_fd(), &from).context("bind to eth0")?;
             // Arriving packets stay unread.
             setsockopt(&socket, sockopt::RcvBuf, &0)?;
-            pour(&socket, &mut pairs, &told)
+            pour(&socket, &mut pairs, &reported)
         })?;
         Ok(Self {
             stop,

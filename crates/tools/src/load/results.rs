@@ -54,7 +54,7 @@ pub struct Results {
     /// The maximum delay of the dialler behind its rate: the machine was too slow.
     pub behind: Duration,
     /// The first faults, with the time since the start.
-    pub told: Vec<String>,
+    pub reported: Vec<String>,
     /// From dialling to the complete answer, in microseconds.
     times: Vec<u32>,
 }
@@ -70,7 +70,7 @@ impl Results {
             wrong: 0,
             by_backend: BTreeMap::new(),
             behind: Duration::ZERO,
-            told: Vec::new(),
+            reported: Vec::new(),
             times: Vec::new(),
         }
     }
@@ -86,7 +86,7 @@ impl Results {
         }
         if !allowed {
             self.wrong += 1;
-            self.tell(
+            self.report(
                 exchange.target,
                 exchange.dialled,
                 &format!("answered by {}", exchange.backend),
@@ -96,15 +96,15 @@ impl Results {
 
     pub(super) fn fail(&mut self, target: SocketAddr, dialled: Instant, fault: &Fault) {
         let reason = fault.to_string();
-        self.tell(target, dialled, &reason);
+        self.report(target, dialled, &reason);
         *self.failed.entry(reason).or_default() += 1;
     }
 
-    fn tell(&mut self, target: SocketAddr, dialled: Instant, what: &str) {
-        if self.told.len() < TOLD {
+    fn report(&mut self, target: SocketAddr, dialled: Instant, what: &str) {
+        if self.reported.len() < TOLD {
             let since = dialled - self.started;
             let took = dialled.elapsed();
-            self.told.push(format!(
+            self.reported.push(format!(
                 "{what}: {target}, dialled at {since:.3?}, after {took:.3?}"
             ));
         }

@@ -70,7 +70,7 @@ impl Streams {
         });
         let open: Vec<_> = open.collect::<Result<_>>()?;
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let reported = stop.clone();
         let thread = thread::Builder::new()
             .name("streams".to_owned())
             .spawn(move || {
@@ -78,7 +78,7 @@ impl Streams {
                     .into_iter()
                     .map(|(kind, protocol, to, stream)| ((kind, protocol, to), stream))
                     .unzip();
-                let last_sent = flow(&mut streams, &told);
+                let last_sent = flow(&mut streams, &reported);
                 let results = |((kind, protocol, to), stream): (_, Stream)| StreamResults {
                     kind,
                     protocol,

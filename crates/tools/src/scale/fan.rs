@@ -69,7 +69,7 @@ pub(super) fn measure(options: &Options, keep: &mut impl Keep) -> Result<()> {
         .map(|nth| Node::new(&hub, &server, nth))
         .collect::<Result<Vec<_>>>()?;
     let mut agents = Vec::new();
-    let mut tell = |names: Names, sent: [f64; 2]| {
+    let mut report = |names: Names, sent: [f64; 2]| {
         let size = (CLUSTER.services, CLUSTER.endpoints);
         let mut figures = names.into_iter().zip(sent);
         figures.try_for_each(|(what, value)| {
@@ -83,21 +83,21 @@ pub(super) fn measure(options: &Options, keep: &mut impl Keep) -> Result<()> {
         while agents.len() < count {
             agents.push(nodes[agents.len()].start()?);
         }
-        tell(names, sent_for_change(&server, |slice| slice)?)?;
+        report(names, sent_for_change(&server, |slice| slice)?)?;
     }
-    tell(
+    report(
         [What::FanHeadless, What::FanHeadlessEvents],
         sent_for_change(&server, headless)?,
     )?;
     agents.into_iter().try_for_each(Agent::stop)?;
 
     let plain = nodes.first().context("no node")?.watch_all(&server)?;
-    tell(
+    report(
         [What::FanUnfiltered, What::FanUnfilteredEvents],
         sent_for_change(&server, |slice| slice)?,
     )?;
     let of_headless = sent_for_change(&server, headless)?;
-    tell(
+    report(
         [
             What::FanUnfilteredHeadless,
             What::FanUnfilteredHeadlessEvents,

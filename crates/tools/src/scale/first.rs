@@ -157,7 +157,7 @@ fn compare(options: &Options, by: By, sites: &[Site<'_>], keep: &mut impl Keep) 
     }
     for (site, found) in all {
         match found {
-            Ok(found) => tell(by, site.cluster.services, found, keep)?,
+            Ok(found) => report(by, site.cluster.services, found, keep)?,
             Err(error) => fail(by, site.cluster.services, &error, keep)?,
         }
     }
@@ -209,7 +209,7 @@ impl Site<'_> {
     }
 }
 
-fn tell(by: By, services: u32, handshakes: Handshakes, keep: &mut impl Keep) -> Result<()> {
+fn report(by: By, services: u32, handshakes: Handshakes, keep: &mut impl Keep) -> Result<()> {
     let Handshakes {
         mut through,
         mut direct,

@@ -42,11 +42,13 @@ impl Dialers {
         let stop = Stop(Arc::new(AtomicBool::new(false)));
         let interval = Duration::from_secs(1) * DIALERS / per_second.max(1);
         let threads = (0..DIALERS).map(|nth| {
-            let told = stop.0.clone();
+            let reported = stop.0.clone();
             let mut targets = targets.to_vec();
             let begin = nth as usize * targets.len() / DIALERS as usize;
             targets.rotate_left(begin);
-            client.thread("dialer", move || Ok(dial_all(&targets, interval, &told)))
+            client.thread("dialer", move || {
+                Ok(dial_all(&targets, interval, &reported))
+            })
         });
         Ok(Self {
             threads: threads.collect::<Result<_>>()?,
@@ -127,8 +129,10 @@ impl Streams {
         let through = connect(&place.client, to)?;
         let beside = connect(&place.client, Place::beside())?;
         let start = |stream: TcpStream| {
-            let told = stop.0.clone();
-            place.client.thread("stream", move || flow(stream, &told))
+            let reported = stop.0.clone();
+            place
+                .client
+                .thread("stream", move || flow(stream, &reported))
         };
         Ok(Self {
             through: start(through)?,

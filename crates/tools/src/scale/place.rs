@@ -84,7 +84,7 @@ impl<'a> Place<'a> {
             listeners: Vec::new(),
         };
         place.listeners = vec![
-            listen(&place.rest, TARGET_PORT, tell_address)?,
+            listen(&place.rest, TARGET_PORT, print_address)?,
             listen(&place.rest, STREAM_PORT, echo_all)?,
             listen(&place.client, STREAM_PORT, echo_all)?,
         ];
@@ -165,7 +165,7 @@ pub(super) fn dial(to: SocketAddrV4) -> Result<Dialled> {
 }
 
 /// Sends each client the address that it reached.
-fn tell_address(listener: TcpListener) {
+fn print_address(listener: TcpListener) {
     loop {
         match listener.accept() {
             Ok((mut stream, _)) => {

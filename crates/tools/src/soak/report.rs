@@ -145,7 +145,7 @@ impl Report {
         for (reason, count) in &results.failed {
             self.note(format!("{count} × {reason}"));
         }
-        self.notes.extend(results.told.iter().cloned());
+        self.notes.extend(results.reported.iter().cloned());
         self.promise(failures == 0, format!("{failures} connections failed"));
         self.promise(
             results.wrong == 0,

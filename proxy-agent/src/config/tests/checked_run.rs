@@ -62,7 +62,7 @@ fn check_goes_by_the_settings_of_the_run() {
 fn check_refuses_what_the_run_refuses() {
     let error = setting("--tunnel tcp").unwrap_err().to_string();
     assert!(
-        error.contains("(--tunnel)") && error.contains("is for mode host"),
+        error.contains("(--tunnel)") && error.contains("is for host mode"),
         "{error}"
     );
 }

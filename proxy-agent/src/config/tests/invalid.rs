@@ -143,7 +143,7 @@ fn every_wrong_field_of_kpx_is_named() {
         ),
         (
             "mode: host\ncgroupRoot: /sys/fs/cgroup",
-            r#"cgroupRoot: Invalid value: "/sys/fs/cgroup": needs socketLB host or all in mode host"#,
+            r#"cgroupRoot: Invalid value: "/sys/fs/cgroup": needs socketLB host or all in host mode"#,
         ),
         (
             "socketLB: host\ncgroupRoot: here",

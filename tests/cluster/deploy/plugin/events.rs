@@ -20,7 +20,7 @@ fn events_of_all_nodes_are_one_list() -> Result<()> {
     cluster.put_service(&web.external_ips(shared))?;
     let thief = Service::new("thief", 11, &["p2a"], PORT).external_ips(shared);
     cluster.put_service(&thief)?;
-    let told = || -> Result<Vec<Vec<String>>> {
+    let reported = || -> Result<Vec<Vec<String>>> {
         let output = nodes.run("events default/thief --no-headers")?;
         ensure!(output.status.success(), "{output:?}\n{}", nodes.logs());
         let text = String::from_utf8(output.stdout)?;
@@ -34,10 +34,10 @@ fn events_of_all_nodes_are_one_list() -> Result<()> {
             && [3, 4, 5].map(|at| row[at].as_str())
                 == ["Warning", "FrontendConflict", "service/default/thief"]
     };
-    wait_until(DEADLINE, "both nodes tell of the conflict", || {
-        Ok(told()?.iter().any(is_of_both))
+    wait_until(DEADLINE, "both nodes report the conflict", || {
+        Ok(reported()?.iter().any(is_of_both))
     })
-    .with_context(|| format!("{:?}", told()))?;
+    .with_context(|| format!("{:?}", reported()))?;
     let json = nodes.json("events --service-namespace default")?;
     let first = &json["n1"]["answer"][0];
     ensure!(

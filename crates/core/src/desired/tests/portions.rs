@@ -198,7 +198,7 @@ fn health_check_follows_the_tables() {
     let local = || local().edit(|spec| spec.health_check_node_port = Some(30_001));
     let mut desired = desired([local().into()]);
     desired.sync();
-    let told = |desired: &Desired| {
+    let reported = |desired: &Desired| {
         desired
             .health_checks()
             .values()
@@ -206,7 +206,7 @@ fn health_check_follows_the_tables() {
             .sum::<usize>()
     };
     let slots = |desired: &Desired| desired.tables().v4.slots.len();
-    assert_eq!((desired.health_checks().len(), told(&desired)), (1, 0));
+    assert_eq!((desired.health_checks().len(), reported(&desired)), (1, 0));
     desired.apply(
         endpoints("a/large", 10)
             .edit(|slice| on(slice, "here"))
@@ -215,14 +215,14 @@ fn health_check_follows_the_tables() {
     while desired.is_dirty() {
         pass(&mut desired);
         assert_eq!(
-            told(&desired) > 0,
+            reported(&desired) > 0,
             slots(&desired) == 400,
             "{} {}",
-            told(&desired),
+            reported(&desired),
             slots(&desired)
         );
     }
-    assert_eq!(told(&desired), 10);
+    assert_eq!(reported(&desired), 10);
     desired.apply(local().deleted());
     pass(&mut desired);
     assert!(desired.health_checks().is_empty());

@@ -42,7 +42,7 @@ pub(super) fn read(
 }
 
 /// Records the listed ports that no pod port serves.
-pub(super) fn tell_unserved(
+pub(super) fn report_unserved(
     reader: &mut Reader<'_>,
     listed: &[ListedPort],
     backends: &[ListedPort],
@@ -93,7 +93,7 @@ pub(crate) fn claimant(name: &ObjectName) -> ObjectRef {
 }
 
 /// Replaces a stand-in and its field by the LocalRedirect and its field.
-pub(crate) fn tell_of_object(skipped: &mut Skipped) {
+pub(crate) fn name_object(skipped: &mut Skipped) {
     if skipped.object.kind == "Service" && skipped.object.name.name.starts_with(STAND_IN) {
         skipped.object = claimant(&skipped.object.name);
         skipped.field =

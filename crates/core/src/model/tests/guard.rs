@@ -277,11 +277,11 @@ fn endpoints_at_cluster_ips_are_refused() {
         refused(0, "web-6", "fd00:96::50", "fd00:96::/112"),
     ];
     assert_eq!(state(&mut desired), (3, both));
-    let told = desired
+    let reported = desired
         .skipped()
         .find_map(|skipped| desired.service_refused(skipped));
     assert_eq!(
-        told.map(|service| service.to_string()).as_deref(),
+        reported.map(|service| service.to_string()).as_deref(),
         Some("Service default/web")
     );
     desired.apply(service_cidr("kubernetes", &["10.97.0.0/16"]));

@@ -31,9 +31,9 @@ fn main() {
         std::process::exit(1);
     }
     if let Err(error) = run() {
-        tell(&format!("complaint {error:#}"));
+        report(&format!("complaint {error:#}"));
     }
-    tell("end");
+    report("end");
     nix::unistd::sync();
     // If init returned, the kernel would panic, which the host reports as a failure.
     let _off = reboot(RebootMode::RB_POWER_OFF);
@@ -41,22 +41,22 @@ fn main() {
 
 fn run() -> Result<()> {
     kernel::mount_all()?;
-    tell(&format!("kernel {}", kernel::release()?));
+    report(&format!("kernel {}", kernel::release()?));
     let missing = kernel::load_modules()?;
     let suites = fs::read_to_string(SUITES).with_context(|| format!("read {SUITES}"))?;
     for line in suites.lines() {
         let suite = Suite::parse(line).with_context(|| format!("{SUITES}: {line}"))?;
         if let Some(why) = suite.is_for_others(&missing)? {
-            tell(&format!("skipped {} {why}", suite.name));
+            report(&format!("skipped {} {why}", suite.name));
             continue;
         }
-        tell(&format!("suite {}", suite.name));
+        report(&format!("suite {}", suite.name));
         let code = suite.run()?;
-        tell(&format!("ended {code}"));
+        report(&format!("ended {code}"));
     }
     kernel::complaints()?
         .iter()
-        .for_each(|complaint| tell(&format!("complaint {complaint}")));
+        .for_each(|complaint| report(&format!("complaint {complaint}")));
     Ok(())
 }
 
@@ -108,6 +108,6 @@ impl<'a> Suite<'a> {
     }
 }
 
-fn tell(what: &str) {
+fn report(what: &str) {
     println!("kpx-guest: {what}");
 }

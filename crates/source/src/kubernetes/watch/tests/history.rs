@@ -117,7 +117,7 @@ async fn a_refused_comparison_costs_no_watch() {
         problems.wait_for(|problems| problems.contains_key(&Problem::History("Service".into())));
     let error = timeout(Duration::from_secs(60), error)
         .await
-        .expect("it is told")
+        .expect("it is reported")
         .unwrap();
     assert!(
         error[&Problem::History("Service".into())]

@@ -241,12 +241,12 @@ impl Server {
         let answer = answers.pop_front();
         answer
             .iter()
-            .for_each(|answer| self.tell(answer, uri.contains("continue=")));
+            .for_each(|answer| self.report(answer, uri.contains("continue=")));
         answer
     }
 
     /// Records the objects of an answer.
-    fn tell(&self, answer: &Answer, is_next_page: bool) {
+    fn report(&self, answer: &Answer, is_next_page: bool) {
         let mut objects = self.objects.lock().unwrap();
         match answer {
             Answer::Json(200, list) => {

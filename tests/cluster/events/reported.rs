@@ -15,7 +15,7 @@ use crate::events::fixture::{Fixture, fails, service, slice, wait_problem};
 fn an_event_of_the_node_reports_the_start() -> Result<()> {
     let fixture = Fixture::with_node()?;
     let kpx = fixture.start_healthy("")?;
-    let event = fixture.told("Starting", |_| true)?;
+    let event = fixture.reported("Starting", |_| true)?;
     let want = json!({
         "type": "Normal",
         "action": "StartKubeProxy",
@@ -25,19 +25,19 @@ fn an_event_of_the_node_reports_the_start() -> Result<()> {
         "reportingInstance": "n1",
         "series": null,
     });
-    let told: Value = want
+    let reported: Value = want
         .as_object()
         .into_iter()
         .flatten()
         .map(|(key, _)| (key.clone(), event[key].clone()))
         .collect();
-    assert_eq!(told, want);
+    assert_eq!(reported, want);
     assert_eq!(event["metadata"]["namespace"], "default");
     kpx.stop()?;
     assert_eq!(
         fixture.events().len(),
         1,
-        "nothing else is told of a node on which all is well"
+        "nothing else is reported of a node on which all is well"
     );
     Ok(())
 }
@@ -52,7 +52,7 @@ fn an_event_of_the_service_reports_a_taken_health_check_port() -> Result<()> {
     web["spec"]["healthCheckNodePort"] = 32100.into();
     fixture.put(&web)?;
     let kpx = fixture.start("")?;
-    let event = fixture.told("FailedToStartServiceHealthcheck", |_| true)?;
+    let event = fixture.reported("FailedToStartServiceHealthcheck", |_| true)?;
     let regarding =
         json!({ "kind": "Service", "namespace": "default", "name": "web", "uid": "default/web" });
     assert_eq!(event["regarding"], regarding);
@@ -82,7 +82,7 @@ fn an_event_of_the_node_reports_a_required_server_that_fails() -> Result<()> {
             fixture.spawn(&format!("--bind-address-hard-fail {addresses}"))?,
             "Address already in use",
         )?;
-        let event = fixture.told(reason, |_| true)?;
+        let event = fixture.reported(reason, |_| true)?;
         assert_eq!(
             (&event["type"], &event["action"]),
             (&json!("Warning"), &json!("StartKubeProxy"))
@@ -106,7 +106,7 @@ fn events_name_conflicting_and_invalid_services_by_uid() -> Result<()> {
         status.tables["IPv4"].service_ports == 1
     })?;
     let loser = fixture.put(&shares("b", 11))?;
-    let event = fixture.told("FrontendConflict", |_| true)?;
+    let event = fixture.reported("FrontendConflict", |_| true)?;
     assert_eq!(event["type"], "Warning");
     assert_eq!(
         event["regarding"]["uid"], loser["metadata"]["uid"],
@@ -121,7 +121,7 @@ fn events_name_conflicting_and_invalid_services_by_uid() -> Result<()> {
     let mut broken = slice("a", "192.0.2.2");
     broken["ports"][0]["port"] = 0.into();
     let broken = fixture.put(&broken)?;
-    let event = fixture.told("InvalidField", |_| true)?;
+    let event = fixture.reported("InvalidField", |_| true)?;
     assert_eq!(
         event["regarding"]["uid"], broken["metadata"]["uid"],
         "{event:#}"
@@ -144,7 +144,7 @@ fn greedy_namespace_leaves_room_and_node_healthy() -> Result<()> {
         |ports: usize| move |status: &Status| status.tables["IPv4"].service_ports == ports;
     // The frontend of the address itself also takes an entry, and one of 16 stays free.
     kpx.wait(DEADLINE, "the table is full", is_full(937))?;
-    let event = fixture.told("ShareExceeded", |_| true)?;
+    let event = fixture.reported("ShareExceeded", |_| true)?;
     assert_eq!(
         event["regarding"]["uid"], greedy["metadata"]["uid"],
         "{event:#}"
@@ -184,19 +184,19 @@ fn a_repeated_event_is_counted() -> Result<()> {
         fixture.put(&broken("nonsense"))?;
         let is_count = |event: &Value| event["series"]["count"].as_i64().unwrap_or(1) == count;
         fixture
-            .told("InvalidField", is_count)
+            .reported("InvalidField", is_count)
             .with_context(|| format!("for the {count}. time"))?;
         fixture.put(&broken("198.51.100.7"))?;
         kpx.wait(DEADLINE, "it is well again", |status| {
             status.skipped.is_empty()
         })?;
     }
-    let told = fixture
+    let reported = fixture
         .events()
         .into_iter()
         .filter(|event| event["reason"] == "InvalidField")
         .count();
-    assert_eq!(told, 1);
+    assert_eq!(reported, 1);
     kpx.stop()
 }
 
@@ -225,7 +225,7 @@ fn a_server_that_takes_no_events_costs_a_line_of_the_log() -> Result<()> {
         web["spec"]["clusterIP"] = "10.96.0.12".into();
         web["spec"]["clusterIPs"] = json!(["10.96.0.12", "fd00:96::c"]);
         fixture.put(&web)?;
-        fixture.told("InvalidField", |event| {
+        fixture.reported("InvalidField", |event| {
             event["regarding"]["name"] == "third"
         })?;
         kpx.stop()?;
@@ -275,7 +275,7 @@ fn an_undetected_pod_is_served_and_reported_once() -> Result<()> {
         )
     };
     pod.run(ask)?;
-    let event = fixture.told("PodsTakenForOutside", |_| true)?;
+    let event = fixture.reported("PodsTakenForOutside", |_| true)?;
     assert_eq!(
         (&event["type"], &event["regarding"]["name"]),
         (&json!("Warning"), &json!("n1"))
