@@ -265,7 +265,7 @@ const CASES: [(&str, Level, &str, Change); 58] = [
     (
         "kube-proxy's rules",
         Level::Warn,
-        "no iptables is installed to list it",
+        "iptables is not installed to list it",
         |f| f.kube_proxy_rules.unknown = true,
     ),
     ("kube-ipvs0", Level::Fail, "there", |f| f.kube_ipvs0 = true),

@@ -112,7 +112,7 @@ async fn events_are_filtered_and_end_with_their_reader() {
             client: Some(client.parse().unwrap()),
             ..Event::lost(0)
         };
-        sources.watchers.tell(event);
+        sources.watchers.report(event);
     }
     for port in 1..=4 {
         assert_eq!(client_port(&next(&mut all).await), port);
@@ -148,7 +148,7 @@ async fn flood_of_events_is_cut_and_counted() {
     let mut stream = open(&router(sources.clone(), "n1"), "/ui/api/events").await;
     let tell = |number: u16| {
         let client = Some(([10, 1, 0, 1], number).into());
-        sources.watchers.tell(Event {
+        sources.watchers.report(Event {
             what: "decision".to_owned(),
             client,
             ..Event::lost(0)
