@@ -14,7 +14,7 @@ const NAMES: &str =
     "return [...document.querySelectorAll('#services td.name a')].map((link) => link.textContent)";
 
 pub(crate) fn services_are_listed_filtered_and_sorted(fixture: &Fixture) -> Result<()> {
-    let browser = Browser::start(fixture.ns(), &[], true)?;
+    let browser = Browser::start(fixture.ns(), &["--window-size=1280,900"], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
     ensure!(browser.text("h1")?.contains("n1") && browser.text("[data-health]")? == "healthy");
@@ -68,6 +68,42 @@ pub(crate) fn services_are_listed_filtered_and_sorted(fixture: &Fixture) -> Resu
     browser.press(" nobody")?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 0")?;
     Ok(())
+}
+
+pub(crate) fn phone_has_services_in_upper_half(fixture: &Fixture) -> Result<()> {
+    let browser = Browser::start(fixture.ns(), &[], true)?;
+    browser.resize(400, 800)?;
+    browser.open(&url(""))?;
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 3 && document.querySelector('[data-health=good]')")?;
+    let top = "return document.querySelector('tr[data-service]').getBoundingClientRect().top";
+    let top = browser.eval(top)?;
+    ensure!(
+        top.as_f64().is_some_and(|top| top > 0.0 && top < 400.0),
+        "the first row begins at {top}"
+    );
+    fits_width(&browser)?;
+    // The heading of the last column ends before the table's edge.
+    let room = "const range = document.createRange(); range.selectNodeContents(document.querySelector('th.refused button').firstChild);
+        return document.querySelector('#services').getBoundingClientRect().right - range.getBoundingClientRect().right";
+    let room = browser.eval(room)?;
+    ensure!(room.as_f64().is_some_and(|room| room >= 8.0), "{room}");
+    for view in ["node", "live", "services"] {
+        browser.open(&url(&format!("#/{view}")))?;
+        browser.wait(&format!(
+            "(([link, nav]) => link.left >= nav.left && link.right <= nav.right)(
+                ['nav [href*=\"/{view}\"][aria-current]', 'nav'].map((selector) => document.querySelector(selector).getBoundingClientRect()))"
+        ))?;
+        fits_width(&browser)?;
+    }
+    // On a wide screen, the number of further ports has room.
+    browser.resize(1400, 800)?;
+    browser.wait("innerWidth === 1400 && document.querySelector('td.ports .more')")?;
+    browser.wait("[...document.querySelectorAll('td .more')].every((more) => more.getBoundingClientRect().right <= more.closest('td').getBoundingClientRect().right)")
+}
+
+/// Checks that the reader need not scroll sideways.
+fn fits_width(browser: &Browser) -> Result<()> {
+    browser.wait("document.documentElement.scrollWidth <= innerWidth")
 }
 
 pub(crate) fn a_service_opens_with_its_backends_by_zone_and_node(fixture: &Fixture) -> Result<()> {

@@ -8,7 +8,7 @@ import * as live from "./live.js";
 import * as map from "./map.js";
 import { Reading, state, takeService, takeStatus } from "./model.js";
 import * as node from "./node.js";
-import { header, notices, tiles } from "./overview.js";
+import { header, notices, showCurrent, tiles } from "./overview.js";
 import { choose, chosen, place } from "./place.js";
 import { service } from "./service.js";
 import { body, isGrowing, neighbour, prepare, relink, sortBy, table, toolbar } from "./services.js";
@@ -206,6 +206,7 @@ addEventListener("hashchange", () => {
   // In the table, the reader gets back to the former place; elsewhere, to the beginning.
   if (shown !== before) scrollTo(0, shown === "services/" ? scrolledTo : 0);
   if (shown !== before) part.view.focus({ preventScroll: true });
+  showCurrent();
   renderView();
   readNow();
 });
@@ -220,7 +221,10 @@ addEventListener("scroll", () => {
   scrolledTo = scrollY;
   renderSoon(renderRows);
 }, { passive: true });
-addEventListener("resize", () => renderSoon());
+addEventListener("resize", () => {
+  showCurrent();
+  renderSoon();
+});
 addEventListener("visibilitychange", () => live.watchFor(place().view, renderSoon));
 
 document.addEventListener("input", (event) => {
@@ -301,4 +305,5 @@ document.addEventListener("keydown", (event) => {
 
 applyTheme();
 render();
+showCurrent();
 poll(read);

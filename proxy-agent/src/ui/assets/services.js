@@ -42,6 +42,7 @@ export function toolbar() {
       "div",
       { class: "toolbar", "data-key": "toolbar", role: "search" },
       namespaceField(),
+      rangeField(),
       h(
         "label",
         { class: "search" },
@@ -56,7 +57,6 @@ export function toolbar() {
           spellcheck: "false",
         }),
       ),
-      rangeField(),
       h("p", { class: "faint", id: "shown", role: "status" }, shownText()),
     ),
     h(
