@@ -100,7 +100,8 @@ pub(crate) fn page_leads_from_problem_to_reason(fixture: &Fixture) -> Result<()>
     fixture.base.delete(&zero())
 }
 
-/// Checks that the page of a Service shows, at a backend, the connections that the backend refuses.
+/// Checks that the page of a Service shows, at a backend, the connections that the backend refuses,
+/// and that a trace warns of them.
 fn failing_backend(browser: &Browser, fixture: &Fixture) -> Result<()> {
     let closed = Service::new("closed", 16, &["p1a"], TARGET + 1);
     fixture.put(&closed)?;
@@ -113,6 +114,14 @@ fn failing_backend(browser: &Browser, fixture: &Fixture) -> Result<()> {
     browser.open(&url("#/services/default/closed"))?;
     browser.wait("[...document.querySelectorAll('.backend .why')].some((why) => why.textContent.endsWith('3 refused'))")?;
     accept(browser, "failing")?;
+    let from = fixture.base.lab.host("p1b").addrs.ip(Family::V4);
+    browser.open(&url(&format!(
+        "#/trace?from={from}&to=default/closed&port=80"
+    )))?;
+    browser.wait("document.getElementById('field-to').value === 'default/closed'")?;
+    browser.click("#trace .primary")?;
+    browser.wait("[...document.querySelectorAll('#traced .why')].some((note) => note.textContent.includes('were reset and none was answered'))")?;
+    accept(browser, "warned")?;
     fixture.base.delete(&closed)
 }
 
