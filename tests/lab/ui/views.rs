@@ -180,7 +180,13 @@ fn live(browser: &Browser, clients: &Clients) -> Result<()> {
 
 /// Checks that the map shows clients, their Services, and the answering backends.
 fn map(browser: &Browser, clients: &Clients) -> Result<()> {
-    browser.open(&url("#/map?namespace=default"))?;
+    // The busiest namespace is not the first by name.
+    let quiet = Service::new("quiet", 18, &[], TARGET).in_namespace("a-quiet");
+    clients.fixture.put(&quiet)?;
+    browser.open(&url("#/services"))?;
+    browser.wait("document.querySelector('[data-service=\"a-quiet/quiet\"]')")?;
+    browser.open(&url("#/map"))?;
+    browser.wait("document.getElementById('field-namespace').value === 'default'")?;
     // The page shows addresses at first, and names once the agent has them.
     let way = |service: &str, backend: &str| {
         format!(
@@ -202,7 +208,33 @@ fn map(browser: &Browser, clients: &Clients) -> Result<()> {
     browser.wait(
         "document.querySelector('.map svg[role=img]').querySelectorAll('.edge.bad').length === 2",
     )?;
-    accept(browser, "map")
+    accept(browser, "map")?;
+    clients.fixture.base.delete(&quiet)?;
+    browser.open(&url("#/map?namespace=default&service=host"))?;
+    nodes_keep_their_names(browser, clients)
+}
+
+/// Checks that the only pod on the node's network does not give the node's address its name.
+fn nodes_keep_their_names(browser: &Browser, clients: &Clients) -> Result<()> {
+    let lab = &clients.fixture.base.lab;
+    let host = Service::new("host", 19, &["n1"], TARGET);
+    clients.fixture.put(&host)?;
+    let dial = Dial::new(Protocol::Tcp, host.frontend(Family::V4));
+    let way = format!(
+        "document.querySelector('[data-way=\"default/p1b → default/host → n1:{TARGET}\"]')"
+    );
+    let body = format!("return Boolean({way})");
+    wait_until(DEADLINE, "the map has the node's name", || {
+        dial.exchange(&lab.host("p1b").ns, b"hello")?;
+        Ok(browser.eval(&body)? == true)
+    })
+    .with_context(|| {
+        format!(
+            "the page shows: {}",
+            browser.text("body").unwrap_or_default()
+        )
+    })?;
+    clients.fixture.base.delete(&host)
 }
 
 /// Traces a refused packet and a forwarded packet through the form.

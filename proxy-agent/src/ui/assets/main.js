@@ -156,7 +156,11 @@ async function readRows() {
 /** Reads what only the current view shows. */
 async function readView() {
   const { view, key } = place();
-  if (view === "map") await map.readMap();
+  if (view === "map") {
+    // The first rows decide which namespace the map opens with.
+    live.watchFor(view, renderSoon);
+    await map.readMap();
+  }
   if (view !== "services" || !key) return;
   const [namespace, ...name] = key.split("/");
   const found = await ask(`service?${new URLSearchParams({ namespace, name: name.join("/") })}`).catch((error) => {
@@ -213,7 +217,7 @@ addEventListener("hashchange", () => {
 
 /** Gives the fields the values of the address, which Back may have changed. */
 function takeFields() {
-  for (const field of document.querySelectorAll("[data-param]")) field.value = chosen(field.dataset.param);
+  for (const field of document.querySelectorAll("[data-param]")) field.value = chosen(field.dataset.param) || field.dataset.instead || "";
 }
 
 addEventListener("scroll", () => {
