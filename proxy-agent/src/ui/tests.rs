@@ -299,6 +299,7 @@ async fn ended_agent_is_an_error() {
         "status",
         "services",
         "rows",
+        "rows?ahead=true",
         "service?namespace=shop&name=web",
     ] {
         let response = get(&format!("/ui/api/{what}")).await;

@@ -262,6 +262,63 @@ fn page_shows_problems() -> Result<()> {
 }
 
 #[test]
+fn failing_services_lead_at_first_paint() -> Result<()> {
+    // More Services than the page shows before all have come.
+    const NUMBER: u8 = 250;
+    let fixture = Fixture::build()?;
+    for n in 0..NUMBER {
+        fixture.base.cluster.put(&idle(n))?;
+    }
+    let down = Service::new("down", 17, &["p1a"], TARGET)
+        .in_namespace("zzz")
+        .terminating(&["p1a"]);
+    let zero = Service::new("zero", 15, &[], TARGET).in_namespace("zzz");
+    fixture.put(&down)?;
+    fixture.put(&zero)?;
+    let agent = fixture.serve()?;
+    let browser = Browser::start(fixture.ns(), &["--window-size=1280,900"], true)?;
+    browser.open(&url(""))?;
+    let client = &fixture.base.lab.host("p1b").ns;
+    let refused = Dial::new(Protocol::Tcp, zero.frontend(Family::V4));
+    let line = "return fetch('api/rows').then((rows) => rows.text()).then((text) =>
+        text.split('\\n').some((line) => line.includes('\"zero\"') && /\"unserved\":[^0]/.test(line)))";
+    wait_until(DEADLINE, "the agent counts the refusals", || {
+        ensure!(refused.exchange(client, b"hello").is_err());
+        Ok(browser.eval(line)? == true)
+    })?;
+    // Like a Service without a series, as there are many in a large cluster.
+    browser.begin_with("const get = fetch; window.fetch = (path, ...rest) =>
+            path === 'api/history' ? Promise.resolve(new Response('', { status: 404 })) : get(path, ...rest);
+        new MutationObserver(() => {
+            const rows = [...document.querySelectorAll('tr[data-service]')].map((row) => row.dataset.service);
+            if (rows.length > 0) window.painted ??= rows;
+        }).observe(document, { childList: true, subtree: true })")?;
+    browser.open("about:blank")?;
+    browser.open(&url(""))?;
+    browser.wait("painted.length > 2")?;
+    let painted = browser.strings("return painted.slice(0, 3)")?;
+    ensure!(
+        painted == ["zzz/zero", "zzz/down", "default/empty"],
+        "{painted:?}"
+    );
+    let number = format!("{} services", usize::from(NUMBER) + 5);
+    browser.wait(&format!(
+        "document.getElementById('shown').textContent === {number:?}"
+    ))?;
+    ensure!(browser.strings(NAMES)?[..3] == ["zero", "down", "empty"]);
+    agent.stop()
+}
+
+/// Returns a Service without endpoints and clients.
+fn idle(n: u8) -> Object {
+    Object(json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": { "name": format!("s{n:05}"), "namespace": "idle" },
+        "spec": { "clusterIP": format!("10.97.0.{}", 1 + n), "ports": [{ "port": 80 }] },
+    }))
+}
+
+#[test]
 fn page_of_a_thousand_services_has_elements_for_the_rows_in_sight() -> Result<()> {
     const NUMBER: u32 = 1_000;
     let fixture = Fixture::build()?;

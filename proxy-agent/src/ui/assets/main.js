@@ -143,7 +143,7 @@ async function readStatus() {
 async function readRows() {
   const reading = new Reading();
   const isFirst = state.announced === 0;
-  await askLines("rows", (line, number) => {
+  await askLines(isFirst ? "rows?ahead=true" : "rows", (line, number) => {
     reading.take(line, number);
     if (!isFirst || number !== FIRST) return;
     reading.showSoFar();
