@@ -2,9 +2,10 @@
 
 use anyhow::{Result, ensure};
 use serde_json::json;
-use testbed::agent::{DEADLINE, Object, Service, wait_until};
+use testbed::agent::{Agent, DEADLINE, Object, Service, kpx, wait_until};
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
+use testbed::netns::NetNs;
 
 use crate::ui::browser::Browser;
 use crate::ui::webdriver::key;
@@ -254,11 +255,43 @@ fn page_shows_problems() -> Result<()> {
     browser.wait(
         "document.querySelector('[data-health=good]') && !document.querySelector('#skipped')",
     )?;
+    options_have_words_of_status(&browser, fixture.ns(), &agent)?;
     agent.stop()?;
     browser.wait("document.querySelector('[data-health=unknown]')")?;
     ensure!(browser.text("#notices")?.contains("does not answer"));
     let _agent = fixture.serve()?;
     browser.wait("document.querySelector('[data-health=good]')")
+}
+
+/// Compares the node's options on the page with the lines of `kpx status`.
+fn options_have_words_of_status(browser: &Browser, ns: &NetNs, agent: &Agent) -> Result<()> {
+    let output = kpx(
+        ns,
+        &format!("status --run-dir {}", agent.run_dir().display()),
+    )?;
+    let text = String::from_utf8(output.stdout)?;
+    let rows = text
+        .lines()
+        .skip_while(|line| !line.starts_with("Options:"));
+    let rows = rows
+        .skip(1)
+        .take_while(|line| line.starts_with("  ") || line.starts_with("Restarts:"));
+    let expected = rows
+        .filter_map(|row| row.split_once(':'))
+        .map(|(name, value)| format!("{}: {}", name.trim().to_lowercase(), value.trim()))
+        .collect::<Vec<_>>();
+    ensure!(
+        ["node ports: ", "fast path: ", "socket lb: ", "restarts: "]
+            .iter()
+            .all(|name| expected.iter().any(|row| row.starts_with(name))),
+        "{text}"
+    );
+    browser.wait("document.querySelector('#options dd')")?;
+    let shown = "return [...document.querySelectorAll('#options .facts > div')].map((fact) =>
+        [...fact.children].map((part) => part.textContent).join(': ').replace(/^[^:]*/, (name) => name.toLowerCase()))";
+    let shown = browser.strings(shown)?;
+    ensure!(shown == expected, "{shown:#?} instead of {expected:#?}");
+    Ok(())
 }
 
 #[test]

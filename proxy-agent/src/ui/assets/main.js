@@ -161,6 +161,7 @@ async function readView() {
     live.watchFor(view, renderSoon);
     await map.readMap();
   }
+  if (view === "node") await node.readOptions();
   if (view !== "services" || !key) return;
   const [namespace, ...name] = key.split("/");
   const found = await ask(`service?${new URLSearchParams({ namespace, name: name.join("/") })}`).catch((error) => {
