@@ -1,6 +1,9 @@
 //! The page's contents, and its reactions to a reader.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
+use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 use testbed::agent::{Agent, DEADLINE, Object, Service, kpx, wait_until};
 use testbed::echo::{Dial, Protocol};
@@ -256,6 +259,7 @@ fn page_shows_problems() -> Result<()> {
         "document.querySelector('[data-health=good]') && !document.querySelector('#skipped')",
     )?;
     options_have_words_of_status(&browser, fixture.ns(), &agent)?;
+    hanging_agent_is_noticed(&browser, &agent)?;
     agent.stop()?;
     browser.wait("document.querySelector('[data-health=unknown]')")?;
     ensure!(browser.text("#notices")?.contains("does not answer"));
@@ -292,6 +296,22 @@ fn options_have_words_of_status(browser: &Browser, ns: &NetNs, agent: &Agent) ->
     let shown = browser.strings(shown)?;
     ensure!(shown == expected, "{shown:#?} instead of {expected:#?}");
     Ok(())
+}
+
+/// Stops the agent's process for a while: the kernel still accepts the page's connections.
+fn hanging_agent_is_noticed(browser: &Browser, agent: &Agent) -> Result<()> {
+    kill(agent.pid(), Signal::SIGSTOP)?;
+    let stopped = Instant::now();
+    browser.wait("document.querySelector('[data-health=unknown]')")?;
+    // The page waits 4 s for a status, and 15 s for other answers.
+    ensure!(
+        stopped.elapsed() < Duration::from_secs(10),
+        "noticed after {:?}",
+        stopped.elapsed()
+    );
+    ensure!(browser.text("#notices")?.contains("does not answer"));
+    kill(agent.pid(), Signal::SIGCONT)?;
+    browser.wait("document.querySelector('[data-health=good]')")
 }
 
 #[test]

@@ -124,9 +124,7 @@ function tableTop() {
 async function read() {
   live.watchFor(place().view, renderSoon);
   try {
-    // The history goes first: with it the charts have a past, and slow Services are known, from the first rows on.
-    await readHistory();
-    await Promise.all([readStatus(), readRows()]);
+    await Promise.all([readStatus(), readTable()]);
     await readView();
     Object.assign(state, { silence: null, lastAnswer: new Date().toISOString() });
   } catch (error) {
@@ -138,6 +136,15 @@ async function read() {
 async function readStatus() {
   if (state.reasons.size === 0) state.reasons = new Map((await ask("reasons")).map((reason) => [reason.name, reason]));
   takeStatus(await askStatus());
+}
+
+let tableReading = null;
+
+/** Reads the table. A failed status leaves a slow reading behind, and the next one waits for its end. */
+function readTable() {
+  // The history goes first: with it the charts have a past, and slow Services are known, from the first rows on.
+  tableReading ??= readHistory().then(readRows).finally(() => (tableReading = null));
+  return tableReading;
 }
 
 async function readRows() {
