@@ -32,7 +32,7 @@ pub(crate) fn services_are_listed_filtered_and_sorted(fixture: &Fixture) -> Resu
     )?;
     let web = web();
     for (cell, text) in [
-        (0, "none"),
+        (0, "–"),
         (1, "default"),
         (2, "web"),
         (3, "NodePort"),

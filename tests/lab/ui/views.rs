@@ -75,7 +75,7 @@ pub(crate) fn page_leads_from_problem_to_reason(fixture: &Fixture) -> Result<()>
     browser.wait("document.querySelectorAll('tr[data-service]').length === 4")?;
     // A Service without endpoints becomes a problem with its first client, and then comes first.
     let problem = "document.querySelector('[data-service=\"default/zero\"] .problem').textContent";
-    ensure!(browser.eval(&format!("return {problem}"))? == "none");
+    ensure!(browser.eval(&format!("return {problem}"))? == "–");
     clients.until(&browser, &format!("{problem}.endsWith('/s not served')"))?;
     let first = "document.querySelector('tr[data-service]').dataset.service";
     browser.wait(&format!(

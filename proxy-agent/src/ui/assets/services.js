@@ -281,7 +281,7 @@ export function serviceLink(row) {
 }
 
 function problemCell({ problem }) {
-  return cell({ class: "problem" }, problem ? h("span", { class: `mark ${problem.kind}`, title: problem.long }, problem.text) : h("span", { class: "faint" }, "none"));
+  return cell({ class: "problem" }, problem ? h("span", { class: `mark ${problem.kind}`, title: problem.long }, problem.text) : h("span", { class: "faint" }, "–"));
 }
 
 function nameCell(row) {
