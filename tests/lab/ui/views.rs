@@ -127,6 +127,9 @@ fn failing_backend(browser: &Browser, fixture: &Fixture) -> Result<()> {
 
 /// Checks that the page shows refused packets live, and explains their reason.
 fn live(browser: &Browser, clients: &Clients) -> Result<()> {
+    // A link of the previous release has the old name of `spoofed`.
+    browser.open(&url("#/live?reason=forged"))?;
+    browser.wait("document.getElementById('field-reason').value === 'spoofed' && document.getElementById('heard').textContent.startsWith('0 packets')")?;
     browser.open(&url("#/live?kind=unserved"))?;
     clients.until(
         browser,
