@@ -1,7 +1,7 @@
 //! The views that answer "what is wrong, and why": problems, live packets, map and trace; and their
 //! accessibility.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -327,9 +327,33 @@ fn accept(browser: &Browser, name: &str) -> Result<()> {
     let found = browser.strings(&format!("{axe}; {run}"))?;
     ensure!(found.is_empty(), "{name}: {found:#?}");
     match pictures() {
-        Some(folder) => browser.photograph(&folder.join(format!("{name}.png"))),
+        Some(folder) => photograph(browser, &folder, name),
         None => Ok(()),
     }
+}
+
+/// Takes a picture for the docs, without room below the content, and more for a look at narrow
+/// screens and the dark theme.
+fn photograph(browser: &Browser, folder: &Path, name: &str) -> Result<()> {
+    for (kind, width, height, theme) in [
+        ("-phone-dark", 400, 800, "dark"),
+        ("-phone", 400, 800, "light"),
+        ("-dark", 1400, 860, "dark"),
+        ("", 1400, 860, "light"),
+    ] {
+        browser.theme(theme)?;
+        browser.resize(width, height)?;
+        browser.wait(&format!("innerWidth === {width}"))?;
+        let content =
+            browser.eval("return Math.ceil(document.body.getBoundingClientRect().height)")?;
+        let content = content.as_u64().and_then(|content| content.try_into().ok());
+        browser.resize(
+            width,
+            content.map_or(height, |content: u32| content.min(height)),
+        )?;
+        browser.photograph(&folder.join(format!("{name}{kind}.png")))?;
+    }
+    Ok(())
 }
 
 /// Returns the folder for pictures, if set.
