@@ -17,6 +17,8 @@ mod top;
 mod usage;
 mod version;
 
+pub(crate) use status::named_options;
+
 use std::io::{Write, stderr};
 use std::process::ExitCode;
 

@@ -4,6 +4,7 @@
 //! The agent takes the counters every ten seconds, mostly from the sweep of the flow table, which
 //! counts in any case. The size is bounded: see [`proxy_view::history`].
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,8 +18,9 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::debug;
 
 use crate::control::{AgentHandle, answer};
+use proxy_core::input::ObjectName;
 use proxy_metrics::ServiceReading;
-use proxy_view::history::{Chosen, Kept, STEP, Traffic};
+use proxy_view::history::{Chosen, Failures, Kept, STEP, Traffic};
 use proxy_view::{HistoryView, PortSums, port_sums};
 
 /// The time to the next attempt after a missed point, such as before Services are listed.
@@ -48,6 +50,11 @@ impl History {
     /// Returns the readings of Services as of the last sample.
     pub(crate) fn service_readings(&self) -> Vec<ServiceReading> {
         self.lock().1.readings()
+    }
+
+    /// Returns the Services that failed in the last step.
+    pub(crate) fn failing(&self) -> BTreeMap<ObjectName, Failures> {
+        self.lock().0.failing().clone()
     }
 
     /// Returns the stored history of a request. Takes some milliseconds, and delays the sampler.

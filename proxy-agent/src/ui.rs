@@ -25,6 +25,7 @@ use http::{HeaderValue, header};
 use proxy_common::counter::Reason;
 use serde::Serialize;
 
+use crate::cli::named_options;
 use crate::control::{AgentHandle, answer};
 use crate::monitor::Watchers;
 use proxy_trace::{meaning, remedy};
@@ -72,6 +73,7 @@ pub fn router(sources: Sources, node_name: &str) -> Router {
         .route_layer(middleware::from_fn(guard::page_on_host));
     let api = Router::new()
         .route("/ui/api/status", get(status))
+        .route("/ui/api/options", get(options))
         .route("/ui/api/services", get(whole_answers::services))
         .route("/ui/api/rows", get(rows::rows))
         .route("/ui/api/service", get(rows::service))
@@ -96,6 +98,10 @@ pub fn router(sources: Sources, node_name: &str) -> Router {
 
 async fn status(State(agent): State<AgentHandle>) -> Response {
     answer(agent.status().await)
+}
+
+async fn options(State(agent): State<AgentHandle>) -> Response {
+    answer(agent.status().await.map(|status| named_options(&status)))
 }
 
 /// A reason why a packet is not translated, with the verdict: what `kpx explain` says.

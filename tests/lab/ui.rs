@@ -59,6 +59,7 @@ fn kpx_serves_its_page() -> Result<()> {
         hostile::page_sends_nothing_and_admits_no_other_origin,
         hostile::page_without_javascript_names_alternatives,
         hostile::text_of_objects_stays_text,
+        page::phone_has_services_in_upper_half,
         page::a_service_opens_with_its_backends_by_zone_and_node,
         page::rates_move_when_packets_flow,
         page::services_are_listed_filtered_and_sorted,

@@ -14,7 +14,7 @@ use proxy_view::client::Client;
 use proxy_view::status::{TunnelStatus, UnheardStatus};
 use proxy_view::{FlowView, Mode, age};
 
-use crate::input::Family;
+use crate::input::{Family, Notes};
 use crate::live::Live;
 use crate::report::{Outcome, Trace, Verdict};
 
@@ -170,20 +170,20 @@ fn of_datagrams(backend: SocketAddr, ends: &Ends, counted: Option<Counted>) -> O
 }
 
 /// Returns notes about backends whose flows fail.
-pub(crate) async fn notes<A: Family>(live: &Live, trace: &Trace) -> Vec<String> {
+pub(crate) async fn notes<A: Family>(live: &Live, trace: &Trace) -> Notes {
     let (proto, of_backend): (_, fn(_, &_, _) -> _) = match trace.packet.protocol.as_str() {
         "tcp" => (Proto::TCP, of_connections),
         "udp" => (Proto::UDP, of_datagrams),
-        _ => return Vec::new(),
+        _ => return Notes::default(),
     };
     if trace.outcome.verdict != Verdict::Forward {
-        return Vec::new();
+        return Notes::default();
     }
     // The tunnel's notes do not need the flow table.
     let mut ends = ends(&live.client, &trace.outcome, proto)
         .await
         .unwrap_or_default();
-    let mut notes = Vec::new();
+    let mut notes = Notes::default();
     if let Some(tunnel) = &live.status.tunnel {
         // The tunnel's socket on this host answers for all pods, so notes about backends do not
         // apply.
@@ -201,13 +201,18 @@ pub(crate) async fn notes<A: Family>(live: &Live, trace: &Trace) -> Vec<String> 
                 .map(|(_, ends)| *ends)
                 .unwrap_or_default();
             let service = full_name(&trace.outcome);
-            notes.push(through_tunnel(
+            let note = through_tunnel(
                 start,
                 service.as_deref(),
                 ends,
                 tunnel,
                 live.status.unheard.as_ref(),
-            ));
+            );
+            if note.ends_with(TUNNEL_CAUSES) {
+                notes.warn([note]);
+            } else {
+                notes.all.push(note);
+            }
         }
     }
     let counted = |backend| {
@@ -219,7 +224,7 @@ pub(crate) async fn notes<A: Family>(live: &Live, trace: &Trace) -> Vec<String> 
         Some((backend, of_backend(backend, &ends, counted(backend))?))
     });
     for (backend, failure) in failures.take(SHOWN) {
-        notes.push(match failure {
+        notes.warn([match failure {
             Failure::Refused(what) if is_node_port(live, trace, backend).await => {
                 format!("{what}: the node's service proxy refuses its node port")
             }
@@ -231,7 +236,7 @@ pub(crate) async fn notes<A: Family>(live: &Live, trace: &Trace) -> Vec<String> 
                 let own = own_drops(&live.status.reasons);
                 format!("{what}: {why}{own}")
             }
-        });
+        }]);
     }
     notes
 }

@@ -35,12 +35,27 @@ pub(crate) struct TraceInput<A: Addr> {
     /// The known names of service ports; the maps have no names.
     pub(crate) names: BTreeMap<FrontendKey<A>, PortName>,
     pub(crate) entry: Entry,
-    /// Notes for the reader.
-    pub(crate) notes: Vec<String>,
+    pub(crate) notes: Notes,
     /// The note if the client counts as outside.
     pub(crate) external_client_note: Option<String>,
     /// What a machine outside the cluster cannot reach; `None` on a node.
     pub(crate) outside: Option<Outside>,
+}
+
+/// Notes for the reader.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes {
+    pub(crate) all: Vec<String>,
+    /// The notes that report a fault.
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Notes {
+    pub(crate) fn warn(&mut self, warnings: impl IntoIterator<Item = String>) {
+        let known = self.warnings.len();
+        self.warnings.extend(warnings);
+        self.all.extend_from_slice(&self.warnings[known..]);
+    }
 }
 
 /// The flow table's entries by client and namespace: see [`proxy_common::share`].

@@ -206,9 +206,9 @@ async fn of_family<A: Family, N: NodeFlags>(
             let programs = Programs::load(object, &input, args.count)?;
             live.check_tag(input.entry.program, &programs.tag()?)?;
             let mut trace = send(programs, input, from, to, args)?;
-            trace
-                .notes
-                .extend(answered::notes::<A>(&live, &trace).await);
+            let of_backends = answered::notes::<A>(&live, &trace).await;
+            trace.notes.extend(of_backends.all);
+            trace.warnings.extend(of_backends.warnings);
             Ok(trace)
         }
     }
@@ -262,10 +262,12 @@ fn send<A: Family, N: NodeFlags>(
         tally: explain::tally(&runs),
         notes: input
             .notes
+            .all
             .into_iter()
             .chain(share)
             .chain(external_client)
             .collect(),
+        warnings: input.notes.warnings,
     })
 }
 

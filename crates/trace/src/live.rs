@@ -21,7 +21,7 @@ use proxy_common::frontend::{
 use proxy_common::names;
 use proxy_common::share;
 
-use crate::input::{Entry, Family, Net, Shares, TraceInput, port_names};
+use crate::input::{Entry, Family, Net, Notes, Shares, TraceInput, port_names};
 use crate::outside_reach::Outside;
 use crate::programs::{LO, sock_addr};
 use crate::resolve::Known;
@@ -138,15 +138,14 @@ impl Live {
             connections: self.rows(maps.connections)?,
             shares: self.shares(from.ip())?,
             entry: nowhere,
-            notes: Vec::new(),
+            notes: Notes::default(),
             external_client_note: None,
             outside: Outside::of(&self.status),
         };
         if !self.status.healthy {
-            input.notes.push(
-                "the agent is not healthy (see kpx status): its tables may be out of date"
-                    .to_owned(),
-            );
+            let unhealthy =
+                "the agent is not healthy (see kpx status): its tables may be out of date";
+            input.notes.warn([unhealthy.to_owned()]);
         }
         input.entry = entry(&input, from.ip(), packet_args, to).await?;
         if input.entry.program == names::ANCHOR {
@@ -155,9 +154,9 @@ impl Live {
                 .problems
                 .iter()
                 .filter(|problem| problem.what == Problem::Rules.to_string());
-            input.notes.extend(rules.map(|problem| problem.why.clone()));
+            input.notes.warn(rules.map(|problem| problem.why.clone()));
         }
-        input.notes.extend(self.of_sockets(&input, to));
+        input.notes.all.extend(self.of_sockets(&input, to));
         let device = self
             .status
             .devices
@@ -167,7 +166,7 @@ impl Live {
         // A device that looks like a router's may be the pod's.
         if packet_args.in_device.is_none() && no_pod.is_none() {
             let guess = guess(&input, from.ip());
-            input.notes.extend(guess);
+            input.notes.warn(guess);
         }
         input.external_client_note = no_pod.map(|why| {
             format!("{why}; if it is a pod's device, give it host routes alone, or set {TELL_PODS}")

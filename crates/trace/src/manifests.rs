@@ -12,7 +12,7 @@ use proxy_common::frontend::service_net;
 use proxy_common::names;
 use tokio::sync::mpsc;
 
-use crate::input::{Entry, Family, Net, TraceInput, port_names};
+use crate::input::{Entry, Family, Net, Notes, TraceInput, port_names};
 use crate::namespace::{self, NodeDevices};
 use crate::node::{NodeFlags, NodeRules};
 use crate::programs::LO;
@@ -148,6 +148,8 @@ impl<R: NodeRules> Folder<R> {
             .values()
             .flatten()
             .map(ToString::to_string);
+        let mut notes = Notes::default();
+        notes.warn(self.notes.iter().cloned().chain(conflicts));
         let input = TraceInput {
             node_name: self.desired.store().node_name().to_owned(),
             tables: tables.clone(),
@@ -162,7 +164,7 @@ impl<R: NodeRules> Folder<R> {
             shares: None,
             names: port_names(&Names::new(frontend_names(&snapshot)), tables),
             entry: self.entry(from.ip(), host, to, &node_devices),
-            notes: self.notes.iter().cloned().chain(conflicts).collect(),
+            notes,
             external_client_note: None,
             outside: None,
         };

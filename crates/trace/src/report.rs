@@ -22,6 +22,9 @@ pub struct Trace {
     pub tally: Vec<Tally>,
     /// Notes on the result.
     pub notes: Vec<String>,
+    /// The notes that report a fault: a part of `notes`.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use chosen::Chosen;
-pub use kept::{Kept, Traffic};
+pub use kept::{Failures, Kept, Traffic};
 
 /// The time between two points.
 pub const STEP: Duration = Duration::from_secs(10);

@@ -154,7 +154,10 @@ fn head(status: &Status, form: Form) -> String {
     let options = options(status, is_node)
         .into_iter()
         .map(|(name, value)| (name, cell(value)));
-    let restarts = is_node.then(|| ("Restarts:", restarts(status)));
+    let restarts = is_node.then(|| {
+        let (paint, text) = restarts(status);
+        ("Restarts:", paint(text))
+    });
     let server = status.api_server.as_ref().map(|url| {
         (
             "API server:",
@@ -327,23 +330,43 @@ fn pods(status: &Status, form: Form) -> String {
     form.sentences(&["POD", "SOCKETS", "WHY"], rows)
 }
 
-/// Describes the fate of Services while no agent runs.
-fn restarts(status: &Status) -> Cell {
+/// Describes the fate of Services while no agent runs, and its colour.
+fn restarts(status: &Status) -> (fn(&'static str) -> Cell, &'static str) {
     match status.kept_by.as_str() {
-        "pins" => cell("no gap: the node's BPF file system keeps programs and maps"),
-        "unknown" => yellow(
+        "pins" => (
+            cell,
+            "no gap: the node's BPF file system keeps programs and maps",
+        ),
+        "unknown" => (
+            yellow,
             "unknown: the BPF file system may belong to the node or to this container; mountPropagation: HostToContainer lets kpx distinguish them (docs/migration.md)",
         ),
-        "filters" if status.sockets.is_some() => yellow(
+        "filters" if status.sockets.is_some() => (
+            yellow,
             "no gap for packets: filters keep programs and maps; socket load balancing ends with this container",
         ),
-        "filters" => cell(
+        "filters" => (
+            cell,
             "no gap: filters keep programs and maps; this container has no BPF file system of the node",
         ),
-        _ => red(
+        _ => (
+            red,
             "a gap: all ends with this container; give it the node's /sys/fs/bpf (docs/migration.md)",
         ),
     }
+}
+
+/// Returns the options, restarts and pods, as pairs of name and value in the words of the command.
+pub(crate) fn named_options(status: &Status) -> Vec<(&'static str, String)> {
+    let is_node = status.mode != Mode::Host.to_string();
+    let restarts = is_node.then(|| ("restarts", restarts(status).1.to_owned()));
+    let pods = status.pods.as_ref().map(|pods| ("pods", ways(pods)));
+    options(status, is_node)
+        .into_iter()
+        .map(|(name, value)| (name.trim().trim_end_matches(':'), value))
+        .chain(restarts)
+        .chain(pods)
+        .collect()
 }
 
 /// Returns the options that apply in this mode, as rows below `Options:`.

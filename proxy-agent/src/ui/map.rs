@@ -15,6 +15,7 @@ use super::Page;
 use crate::control::answer;
 use proxy_core::compact::Address;
 use proxy_core::desired::Snapshot;
+use proxy_core::model::NodeModel;
 use proxy_datapath::{FlowMaps, ListedFlow};
 use proxy_view::{Names, frontend_names};
 
@@ -65,8 +66,10 @@ struct MapView {
     /// True if the tables have more flows than are read.
     partial: bool,
     /// The pods as `namespace/name`, by address, as far as they are endpoints of a Service. An
-    /// address of several pods, as on the node's network, has no name.
+    /// address of several pods, as on another node's network, has no name.
     pods: BTreeMap<IpAddr, String>,
+    /// The name of this node, by its addresses. No pod on the node's network has their name.
+    nodes: BTreeMap<IpAddr, String>,
 }
 
 pub(super) async fn map(State(page): State<Page>, Query(wanted): Query<Wanted>) -> Response {
@@ -157,10 +160,19 @@ impl Ways {
         let ends = ways
             .iter()
             .flat_map(|Counted { way, .. }| way.client.into_iter().chain([way.backend.ip()]));
+        view.nodes = nodes(&snapshot.node);
         view.pods = pods(snapshot, &ends.chain(also).collect());
+        view.pods.retain(|addr, _| !view.nodes.contains_key(addr));
         view.ways = ways;
         view
     }
+}
+
+fn nodes(node: &NodeModel) -> BTreeMap<IpAddr, String> {
+    node.primary
+        .iter()
+        .map(|addr| (*addr, node.name.clone()))
+        .collect()
 }
 
 /// Returns the pods that have these addresses.

@@ -2,7 +2,8 @@
 //! in full.
 //!
 //! A cluster may have 10,000 Services, which the page reads every two seconds. So a row has only
-//! what the table shows, and the first rows leave before the last are made.
+//! what the table shows, and the first rows leave before the last are made. Rows come by namespace
+//! and name; failing Services also come ahead of all, if the page asks for them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,17 +21,31 @@ use tokio::task::spawn_blocking;
 
 use super::Page;
 use crate::control::answer;
-use proxy_core::desired::Snapshot;
+use proxy_core::desired::{ServiceSnapshot, Snapshot};
+use proxy_core::input::ObjectName;
 use proxy_datapath::{Counts, FlowMaps};
+use proxy_view::history::Failures;
 use proxy_view::{PortView, ServiceView, view};
 
 /// The number of rows that are made in one go.
 const BATCH: usize = 512;
+/// The maximum number of rows that come ahead: as many as the page shows before all have come.
+const AHEAD: usize = 200;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wanted {
+    /// True for failing Services ahead of all.
+    #[serde(default)]
+    ahead: bool,
+}
 
 /// The first line.
 #[derive(Serialize)]
 struct Head {
     services: usize,
+    /// The number of rows that come ahead, and again in their place.
+    ahead: usize,
 }
 
 /// A Service as the table shows it.
@@ -52,6 +67,16 @@ struct Row {
     /// The counters: flows opened, packets and bytes of both directions, packets dropped, packets
     /// rejected.
     counts: [u64; 5],
+    /// The unserved packets and the failed connects per second in the last step of the history;
+    /// missing without failures.
+    #[serde(flatten)]
+    failures: Option<RowFailures>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct RowFailures {
+    unserved: f64,
+    failed: f64,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
@@ -63,13 +88,14 @@ struct RowPort {
     name: String,
 }
 
-pub(super) async fn rows(State(page): State<Page>) -> Response {
+pub(super) async fn rows(State(page): State<Page>, Query(wanted): Query<Wanted>) -> Response {
     let room = match page.rooms.rows.enter() {
         Ok(room) => room,
         Err(full) => return full.into_response(),
     };
+    let failing = page.sources.agent.history.failing();
     match page.sources.agent.flows().await {
-        Ok((snapshot, flows)) => match Rows::open(snapshot, flows, room).await {
+        Ok((snapshot, flows)) => match Rows::open(snapshot, flows, failing, &wanted, room).await {
             Ok(rows) => (
                 [(header::CONTENT_TYPE, "application/x-ndjson")],
                 Body::from_stream(rows.lines()),
@@ -85,17 +111,28 @@ pub(super) async fn rows(State(page): State<Page>) -> Response {
 struct Rows {
     snapshot: Snapshot,
     counts: Arc<Counts>,
+    failing: BTreeMap<ObjectName, Failures>,
+    /// True if failing Services come ahead.
+    ahead: bool,
     /// The number of rows made so far; None before the first line.
     made: Option<usize>,
     _room: OwnedSemaphorePermit,
 }
 
 impl Rows {
-    async fn open(snapshot: Snapshot, flows: FlowMaps, room: OwnedSemaphorePermit) -> Result<Self> {
+    async fn open(
+        snapshot: Snapshot,
+        flows: FlowMaps,
+        failing: BTreeMap<ObjectName, Failures>,
+        wanted: &Wanted,
+        room: OwnedSemaphorePermit,
+    ) -> Result<Self> {
         let counts = spawn_blocking(move || flows.recent_counts().context("count the traffic"));
         Ok(Self {
             snapshot,
             counts: counts.await.context("count the traffic")??,
+            failing,
+            ahead: wanted.ahead,
             made: None,
             _room: room,
         })
@@ -120,25 +157,67 @@ impl Rows {
             Some(made) if made == services.len() => return Ok(None),
             Some(made) => made,
             None => {
+                let ahead = if self.ahead {
+                    ahead(services, &self.failing)
+                } else {
+                    Vec::new()
+                };
                 push(
                     &mut lines,
                     &Head {
                         services: services.len(),
+                        ahead: ahead.len(),
                     },
                 )?;
+                for service in ahead {
+                    push(&mut lines, &self.row(service))?;
+                }
                 0
             }
         };
         let batch = services.iter().skip(from).take(BATCH);
         for service in batch.clone() {
-            push(
-                &mut lines,
-                &Row::new(view(&self.snapshot, &self.counts, service)),
-            )?;
+            push(&mut lines, &self.row(service))?;
         }
         self.made = Some(from + batch.len());
         Ok(Some(lines.into()))
     }
+
+    fn row(&self, service: &ServiceSnapshot) -> Row {
+        let failures = self.failing.get(&service.object.name);
+        Row {
+            failures: failures
+                .map(|&Failures { unserved, failed }| RowFailures { unserved, failed }),
+            ..Row::new(view(&self.snapshot, &self.counts, service))
+        }
+    }
+}
+
+/// Returns the failing Services in the order of the page's problems, at most [`AHEAD`].
+fn ahead<'a>(
+    services: &'a [ServiceSnapshot],
+    failing: &BTreeMap<ObjectName, Failures>,
+) -> Vec<&'a ServiceSnapshot> {
+    let rank = |service: &ServiceSnapshot| match failing.get(&service.object.name) {
+        Some(failures) if failures.unserved > 0.0 => Some(0),
+        _ if is_down(service) => Some(1),
+        Some(_) => Some(2),
+        None => None,
+    };
+    let mut ahead: Vec<_> = services
+        .iter()
+        .filter_map(|service| Some((rank(service)?, service)))
+        .collect();
+    ahead.sort_by_key(|(rank, _)| *rank);
+    ahead.truncate(AHEAD);
+    ahead.into_iter().map(|(_, service)| service).collect()
+}
+
+/// Returns true if a Service has endpoints and none is ready.
+fn is_down(service: &ServiceSnapshot) -> bool {
+    let slices = service.slices.iter().filter(|slice| !slice.is_headless);
+    let mut endpoints = slices.flat_map(|slice| &slice.endpoints).peekable();
+    endpoints.peek().is_some() && !endpoints.any(|endpoint| endpoint.ready)
 }
 
 fn push(lines: &mut Vec<u8>, line: &impl Serialize) -> Result<()> {
@@ -189,6 +268,7 @@ impl Row {
             ready,
             total,
             counts,
+            failures: None,
         }
     }
 }
@@ -238,8 +318,7 @@ pub(super) async fn service(State(page): State<Page>, Query(name): Query<Name>) 
 async fn one(page: &Page, Name { namespace, name }: Name) -> Result<Option<ServiceView>> {
     let (snapshot, flows) = page.sources.agent.flows().await?;
     let made = spawn_blocking(move || {
-        let is_it =
-            |of: &proxy_core::input::ObjectName| *of.namespace == *namespace && *of.name == *name;
+        let is_it = |of: &ObjectName| *of.namespace == *namespace && *of.name == *name;
         let Some(service) = snapshot
             .services
             .iter()

@@ -148,6 +148,7 @@ async fn other_sites_cannot_read() {
         "/ui/main.js",
         "/ui/api/reasons",
         "/ui/api/status",
+        "/ui/api/options",
         "/ui/api/rows",
         "/ui/api/service",
         "/ui",
@@ -297,8 +298,10 @@ async fn answers_that_are_not_read_are_bounded() {
 async fn ended_agent_is_an_error() {
     for what in [
         "status",
+        "options",
         "services",
         "rows",
+        "rows?ahead=true",
         "service?namespace=shop&name=web",
     ] {
         let response = get(&format!("/ui/api/{what}")).await;

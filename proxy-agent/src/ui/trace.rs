@@ -1,5 +1,6 @@
 //! `/ui/api/trace`: what `kpx trace` says of a packet.
 
+use std::error::Error;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -7,6 +8,7 @@ use axum::Json;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
 use http::StatusCode;
 use serde::Deserialize;
 use tokio::task::spawn_blocking;
@@ -26,6 +28,10 @@ pub(super) struct Ends {
     from: Option<String>,
     to: String,
 }
+
+/// The names of the form's fields; the second and the third one make up `to`.
+const FROM: &str = "From";
+const TO: &str = "To and Port";
 
 /// The command line of a trace.
 #[derive(Debug, Parser)]
@@ -56,11 +62,12 @@ pub(super) async fn trace(State(page): State<Page>, Query(ends): Query<Ends>) ->
 }
 
 impl Ends {
-    /// Returns the arguments of the command, or the fault in an end.
+    /// Returns the arguments of the command, or the field of the form that has a fault.
     fn args(&self, run_dir: &Path) -> Result<TraceArgs<NodeArgs>, String> {
-        let ends = [self.from.as_ref(), Some(&self.to)].into_iter().flatten();
-        if ends.clone().any(|end| end.len() > LONGEST) {
-            return Err(format!("an end is longer than {LONGEST} letters"));
+        let fields = [(FROM, self.from.as_ref()), (TO, Some(&self.to))];
+        let is_long = |end: Option<&String>| end.is_some_and(|end| end.len() > LONGEST);
+        if let Some((field, _)) = fields.into_iter().find(|(_, end)| is_long(*end)) {
+            return Err(format!("{field}: longer than {LONGEST} letters"));
         }
         let from = self
             .from
@@ -73,14 +80,19 @@ impl Ends {
             from,
             format!("--to={}", self.to),
         ];
-        let parsed = Line::try_parse_from(line).map_err(|error| {
-            let text = error.to_string();
-            text.lines()
-                .next()
-                .unwrap_or_default()
-                .trim_start_matches("error: ")
-                .to_owned()
-        });
-        Ok(parsed?.args)
+        let parsed = Line::try_parse_from(line);
+        Ok(parsed.map_err(|error| fault(&error))?.args)
     }
+}
+
+/// Names the field of the form and its fault, without the flag that stands for it.
+fn fault(error: &clap::Error) -> String {
+    let field = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(flag)) if flag.starts_with("--from") => FROM,
+        _ => TO,
+    };
+    let why = error
+        .source()
+        .map_or_else(|| error.kind().to_string(), ToString::to_string);
+    format!("{field}: {why}")
 }

@@ -74,6 +74,30 @@ impl<'a> Browser<'a> {
             .with_context(|| format!("open {url}"))
     }
 
+    /// Gives the page the width and height of a phone or of another screen, in CSS pixels.
+    pub(crate) fn resize(&self, width: u32, height: u32) -> Result<()> {
+        let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 640 });
+        self.drive(
+            self.session
+                .devtools("Emulation.setDeviceMetricsOverride", size),
+        )
+        .with_context(|| format!("resize to {width}×{height}"))
+    }
+
+    /// Sets the system's theme: `light` or `dark`.
+    pub(crate) fn theme(&self, theme: &str) -> Result<()> {
+        let media = json!({ "features": [{ "name": "prefers-color-scheme", "value": theme }] });
+        self.drive(self.session.devtools("Emulation.setEmulatedMedia", media))
+            .with_context(|| format!("choose the theme {theme}"))
+    }
+
+    /// Runs a script at the beginning of every page that is opened from now on.
+    pub(crate) fn begin_with(&self, script: &str) -> Result<()> {
+        let command = "Page.addScriptToEvaluateOnNewDocument";
+        self.drive(self.session.devtools(command, json!({ "source": script })))
+            .with_context(|| format!("add {script}"))
+    }
+
     /// Returns the result of a JavaScript function body.
     pub(crate) fn eval(&self, body: &str) -> Result<Value> {
         self.drive(self.session.eval(body))

@@ -1,10 +1,14 @@
 //! The page's contents, and its reactions to a reader.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
+use nix::sys::signal::{Signal, kill};
 use serde_json::json;
-use testbed::agent::{DEADLINE, Object, Service, wait_until};
+use testbed::agent::{Agent, DEADLINE, Object, Service, kpx, wait_until};
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
+use testbed::netns::NetNs;
 
 use crate::ui::browser::Browser;
 use crate::ui::webdriver::key;
@@ -14,7 +18,7 @@ const NAMES: &str =
     "return [...document.querySelectorAll('#services td.name a')].map((link) => link.textContent)";
 
 pub(crate) fn services_are_listed_filtered_and_sorted(fixture: &Fixture) -> Result<()> {
-    let browser = Browser::start(fixture.ns(), &[], true)?;
+    let browser = Browser::start(fixture.ns(), &["--window-size=1280,900"], true)?;
     browser.open(&url(""))?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 3")?;
     ensure!(browser.text("h1")?.contains("n1") && browser.text("[data-health]")? == "healthy");
@@ -28,7 +32,7 @@ pub(crate) fn services_are_listed_filtered_and_sorted(fixture: &Fixture) -> Resu
     )?;
     let web = web();
     for (cell, text) in [
-        (0, "none"),
+        (0, "–"),
         (1, "default"),
         (2, "web"),
         (3, "NodePort"),
@@ -68,6 +72,42 @@ pub(crate) fn services_are_listed_filtered_and_sorted(fixture: &Fixture) -> Resu
     browser.press(" nobody")?;
     browser.wait("document.querySelectorAll('tr[data-service]').length === 0")?;
     Ok(())
+}
+
+pub(crate) fn phone_has_services_in_upper_half(fixture: &Fixture) -> Result<()> {
+    let browser = Browser::start(fixture.ns(), &[], true)?;
+    browser.resize(400, 800)?;
+    browser.open(&url(""))?;
+    browser.wait("document.querySelectorAll('tr[data-service]').length === 3 && document.querySelector('[data-health=good]')")?;
+    let top = "return document.querySelector('tr[data-service]').getBoundingClientRect().top";
+    let top = browser.eval(top)?;
+    ensure!(
+        top.as_f64().is_some_and(|top| top > 0.0 && top < 400.0),
+        "the first row begins at {top}"
+    );
+    fits_width(&browser)?;
+    // The heading of the last column ends before the table's edge.
+    let room = "const range = document.createRange(); range.selectNodeContents(document.querySelector('th.refused button').firstChild);
+        return document.querySelector('#services').getBoundingClientRect().right - range.getBoundingClientRect().right";
+    let room = browser.eval(room)?;
+    ensure!(room.as_f64().is_some_and(|room| room >= 8.0), "{room}");
+    for view in ["node", "live", "services"] {
+        browser.open(&url(&format!("#/{view}")))?;
+        browser.wait(&format!(
+            "(([link, nav]) => link.left >= nav.left && link.right <= nav.right)(
+                ['nav [href*=\"/{view}\"][aria-current]', 'nav'].map((selector) => document.querySelector(selector).getBoundingClientRect()))"
+        ))?;
+        fits_width(&browser)?;
+    }
+    // On a wide screen, the number of further ports has room.
+    browser.resize(1400, 800)?;
+    browser.wait("innerWidth === 1400 && document.querySelector('td.ports .more')")?;
+    browser.wait("[...document.querySelectorAll('td .more')].every((more) => more.getBoundingClientRect().right <= more.closest('td').getBoundingClientRect().right)")
+}
+
+/// Checks that the reader need not scroll sideways.
+fn fits_width(browser: &Browser) -> Result<()> {
+    browser.wait("document.documentElement.scrollWidth <= innerWidth")
 }
 
 pub(crate) fn a_service_opens_with_its_backends_by_zone_and_node(fixture: &Fixture) -> Result<()> {
@@ -218,11 +258,117 @@ fn page_shows_problems() -> Result<()> {
     browser.wait(
         "document.querySelector('[data-health=good]') && !document.querySelector('#skipped')",
     )?;
+    options_have_words_of_status(&browser, fixture.ns(), &agent)?;
+    hanging_agent_is_noticed(&browser, &agent)?;
     agent.stop()?;
     browser.wait("document.querySelector('[data-health=unknown]')")?;
     ensure!(browser.text("#notices")?.contains("does not answer"));
     let _agent = fixture.serve()?;
     browser.wait("document.querySelector('[data-health=good]')")
+}
+
+/// Compares the node's options on the page with the lines of `kpx status`.
+fn options_have_words_of_status(browser: &Browser, ns: &NetNs, agent: &Agent) -> Result<()> {
+    let output = kpx(
+        ns,
+        &format!("status --run-dir {}", agent.run_dir().display()),
+    )?;
+    let text = String::from_utf8(output.stdout)?;
+    let rows = text
+        .lines()
+        .skip_while(|line| !line.starts_with("Options:"));
+    let rows = rows
+        .skip(1)
+        .take_while(|line| line.starts_with("  ") || line.starts_with("Restarts:"));
+    let expected = rows
+        .filter_map(|row| row.split_once(':'))
+        .map(|(name, value)| format!("{}: {}", name.trim().to_lowercase(), value.trim()))
+        .collect::<Vec<_>>();
+    ensure!(
+        ["node ports: ", "fast path: ", "socket lb: ", "restarts: "]
+            .iter()
+            .all(|name| expected.iter().any(|row| row.starts_with(name))),
+        "{text}"
+    );
+    browser.wait("document.querySelector('#options dd')")?;
+    let shown = "return [...document.querySelectorAll('#options .facts > div')].map((fact) =>
+        [...fact.children].map((part) => part.textContent).join(': ').replace(/^[^:]*/, (name) => name.toLowerCase()))";
+    let shown = browser.strings(shown)?;
+    ensure!(shown == expected, "{shown:#?} instead of {expected:#?}");
+    Ok(())
+}
+
+/// Stops the agent's process for a while: the kernel still accepts the page's connections.
+fn hanging_agent_is_noticed(browser: &Browser, agent: &Agent) -> Result<()> {
+    kill(agent.pid(), Signal::SIGSTOP)?;
+    let stopped = Instant::now();
+    browser.wait("document.querySelector('[data-health=unknown]')")?;
+    // The page waits 4 s for a status, and 15 s for other answers.
+    ensure!(
+        stopped.elapsed() < Duration::from_secs(10),
+        "noticed after {:?}",
+        stopped.elapsed()
+    );
+    ensure!(browser.text("#notices")?.contains("does not answer"));
+    kill(agent.pid(), Signal::SIGCONT)?;
+    browser.wait("document.querySelector('[data-health=good]')")
+}
+
+#[test]
+fn failing_services_lead_at_first_paint() -> Result<()> {
+    // More Services than the page shows before all have come.
+    const NUMBER: u8 = 250;
+    let fixture = Fixture::build()?;
+    for n in 0..NUMBER {
+        fixture.base.cluster.put(&idle(n))?;
+    }
+    let down = Service::new("down", 17, &["p1a"], TARGET)
+        .in_namespace("zzz")
+        .terminating(&["p1a"]);
+    let zero = Service::new("zero", 15, &[], TARGET).in_namespace("zzz");
+    fixture.put(&down)?;
+    fixture.put(&zero)?;
+    let agent = fixture.serve()?;
+    let browser = Browser::start(fixture.ns(), &["--window-size=1280,900"], true)?;
+    browser.open(&url(""))?;
+    let client = &fixture.base.lab.host("p1b").ns;
+    let refused = Dial::new(Protocol::Tcp, zero.frontend(Family::V4));
+    let line = "return fetch('api/rows').then((rows) => rows.text()).then((text) =>
+        text.split('\\n').some((line) => line.includes('\"zero\"') && /\"unserved\":[^0]/.test(line)))";
+    wait_until(DEADLINE, "the agent counts the refusals", || {
+        ensure!(refused.exchange(client, b"hello").is_err());
+        Ok(browser.eval(line)? == true)
+    })?;
+    // Like a Service without a series, as there are many in a large cluster.
+    browser.begin_with("const get = fetch; window.fetch = (path, ...rest) =>
+            path === 'api/history' ? Promise.resolve(new Response('', { status: 404 })) : get(path, ...rest);
+        new MutationObserver(() => {
+            const rows = [...document.querySelectorAll('tr[data-service]')].map((row) => row.dataset.service);
+            if (rows.length > 0) window.painted ??= rows;
+        }).observe(document, { childList: true, subtree: true })")?;
+    browser.open("about:blank")?;
+    browser.open(&url(""))?;
+    browser.wait("painted.length > 2")?;
+    let painted = browser.strings("return painted.slice(0, 3)")?;
+    ensure!(
+        painted == ["zzz/zero", "zzz/down", "default/empty"],
+        "{painted:?}"
+    );
+    let number = format!("{} services", usize::from(NUMBER) + 5);
+    browser.wait(&format!(
+        "document.getElementById('shown').textContent === {number:?}"
+    ))?;
+    ensure!(browser.strings(NAMES)?[..3] == ["zero", "down", "empty"]);
+    agent.stop()
+}
+
+/// Returns a Service without endpoints and clients.
+fn idle(n: u8) -> Object {
+    Object(json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": { "name": format!("s{n:05}"), "namespace": "idle" },
+        "spec": { "clusterIP": format!("10.97.0.{}", 1 + n), "ports": [{ "port": 80 }] },
+    }))
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The views that answer "what is wrong, and why": problems, live packets, map and trace; and their
 //! accessibility.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -75,7 +75,7 @@ pub(crate) fn page_leads_from_problem_to_reason(fixture: &Fixture) -> Result<()>
     browser.wait("document.querySelectorAll('tr[data-service]').length === 4")?;
     // A Service without endpoints becomes a problem with its first client, and then comes first.
     let problem = "document.querySelector('[data-service=\"default/zero\"] .problem').textContent";
-    ensure!(browser.eval(&format!("return {problem}"))? == "none");
+    ensure!(browser.eval(&format!("return {problem}"))? == "–");
     clients.until(&browser, &format!("{problem}.endsWith('/s not served')"))?;
     let first = "document.querySelector('tr[data-service]').dataset.service";
     browser.wait(&format!(
@@ -100,7 +100,8 @@ pub(crate) fn page_leads_from_problem_to_reason(fixture: &Fixture) -> Result<()>
     fixture.base.delete(&zero())
 }
 
-/// Checks that the page of a Service shows, at a backend, the connections that the backend refuses.
+/// Checks that the page of a Service shows, at a backend, the connections that the backend refuses,
+/// and that a trace warns of them.
 fn failing_backend(browser: &Browser, fixture: &Fixture) -> Result<()> {
     let closed = Service::new("closed", 16, &["p1a"], TARGET + 1);
     fixture.put(&closed)?;
@@ -113,11 +114,22 @@ fn failing_backend(browser: &Browser, fixture: &Fixture) -> Result<()> {
     browser.open(&url("#/services/default/closed"))?;
     browser.wait("[...document.querySelectorAll('.backend .why')].some((why) => why.textContent.endsWith('3 refused'))")?;
     accept(browser, "failing")?;
+    let from = fixture.base.lab.host("p1b").addrs.ip(Family::V4);
+    browser.open(&url(&format!(
+        "#/trace?from={from}&to=default/closed&port=80"
+    )))?;
+    browser.wait("document.getElementById('field-to').value === 'default/closed'")?;
+    browser.click("#trace .primary")?;
+    browser.wait("[...document.querySelectorAll('#traced .why')].some((note) => note.textContent.includes('were reset and none was answered'))")?;
+    accept(browser, "warned")?;
     fixture.base.delete(&closed)
 }
 
 /// Checks that the page shows refused packets live, and explains their reason.
 fn live(browser: &Browser, clients: &Clients) -> Result<()> {
+    // A link of the previous release has the old name of `spoofed`.
+    browser.open(&url("#/live?reason=forged"))?;
+    browser.wait("document.getElementById('field-reason').value === 'spoofed' && document.getElementById('heard').textContent.startsWith('0 packets')")?;
     browser.open(&url("#/live?kind=unserved"))?;
     clients.until(
         browser,
@@ -171,7 +183,13 @@ fn live(browser: &Browser, clients: &Clients) -> Result<()> {
 
 /// Checks that the map shows clients, their Services, and the answering backends.
 fn map(browser: &Browser, clients: &Clients) -> Result<()> {
-    browser.open(&url("#/map?namespace=default"))?;
+    // The busiest namespace is not the first by name.
+    let quiet = Service::new("quiet", 18, &[], TARGET).in_namespace("a-quiet");
+    clients.fixture.put(&quiet)?;
+    browser.open(&url("#/services"))?;
+    browser.wait("document.querySelector('[data-service=\"a-quiet/quiet\"]')")?;
+    browser.open(&url("#/map"))?;
+    browser.wait("document.getElementById('field-namespace').value === 'default'")?;
     // The page shows addresses at first, and names once the agent has them.
     let way = |service: &str, backend: &str| {
         format!(
@@ -193,7 +211,33 @@ fn map(browser: &Browser, clients: &Clients) -> Result<()> {
     browser.wait(
         "document.querySelector('.map svg[role=img]').querySelectorAll('.edge.bad').length === 2",
     )?;
-    accept(browser, "map")
+    accept(browser, "map")?;
+    clients.fixture.base.delete(&quiet)?;
+    browser.open(&url("#/map?namespace=default&service=host"))?;
+    nodes_keep_their_names(browser, clients)
+}
+
+/// Checks that the only pod on the node's network does not give the node's address its name.
+fn nodes_keep_their_names(browser: &Browser, clients: &Clients) -> Result<()> {
+    let lab = &clients.fixture.base.lab;
+    let host = Service::new("host", 19, &["n1"], TARGET);
+    clients.fixture.put(&host)?;
+    let dial = Dial::new(Protocol::Tcp, host.frontend(Family::V4));
+    let way = format!(
+        "document.querySelector('[data-way=\"default/p1b → default/host → n1:{TARGET}\"]')"
+    );
+    let body = format!("return Boolean({way})");
+    wait_until(DEADLINE, "the map has the node's name", || {
+        dial.exchange(&lab.host("p1b").ns, b"hello")?;
+        Ok(browser.eval(&body)? == true)
+    })
+    .with_context(|| {
+        format!(
+            "the page shows: {}",
+            browser.text("body").unwrap_or_default()
+        )
+    })?;
+    clients.fixture.base.delete(&host)
 }
 
 /// Traces a refused packet and a forwarded packet through the form.
@@ -283,9 +327,33 @@ fn accept(browser: &Browser, name: &str) -> Result<()> {
     let found = browser.strings(&format!("{axe}; {run}"))?;
     ensure!(found.is_empty(), "{name}: {found:#?}");
     match pictures() {
-        Some(folder) => browser.photograph(&folder.join(format!("{name}.png"))),
+        Some(folder) => photograph(browser, &folder, name),
         None => Ok(()),
     }
+}
+
+/// Takes a picture for the docs, without room below the content, and more for a look at narrow
+/// screens and the dark theme.
+fn photograph(browser: &Browser, folder: &Path, name: &str) -> Result<()> {
+    for (kind, width, height, theme) in [
+        ("-phone-dark", 400, 800, "dark"),
+        ("-phone", 400, 800, "light"),
+        ("-dark", 1400, 860, "dark"),
+        ("", 1400, 860, "light"),
+    ] {
+        browser.theme(theme)?;
+        browser.resize(width, height)?;
+        browser.wait(&format!("innerWidth === {width}"))?;
+        let content =
+            browser.eval("return Math.ceil(document.body.getBoundingClientRect().height)")?;
+        let content = content.as_u64().and_then(|content| content.try_into().ok());
+        browser.resize(
+            width,
+            content.map_or(height, |content: u32| content.min(height)),
+        )?;
+        browser.photograph(&folder.join(format!("{name}{kind}.png")))?;
+    }
+    Ok(())
 }
 
 /// Returns the folder for pictures, if set.

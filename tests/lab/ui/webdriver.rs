@@ -55,6 +55,12 @@ impl Session {
             .await
     }
 
+    /// Runs a command of the Chrome DevTools Protocol.
+    pub(crate) async fn devtools(&self, command: &str, params: Value) -> Result<()> {
+        let body = json!({ "cmd": command, "params": params });
+        self.post("/goog/cdp/execute", body).await.map(drop)
+    }
+
     /// Returns the path of the first element that matches a CSS selector.
     pub(crate) async fn find(&self, selector: &str) -> Result<String> {
         element(

@@ -160,7 +160,47 @@ pub struct Kept {
     last: Option<(Instant, Timestamp, Traffic)>,
     total: Track,
     services: BTreeMap<ObjectName, Track>,
+    /// The Services that failed in the last step, also those without points.
+    failing: BTreeMap<ObjectName, Failures>,
     left_out: usize,
+}
+
+/// The failures of a Service in the last step, per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Failures {
+    /// The packets that were dropped or rejected.
+    pub unserved: f64,
+    /// The connections that backends refused or left unanswered.
+    pub failed: f64,
+}
+
+impl Failures {
+    fn of(point: &Point) -> Self {
+        Self {
+            unserved: rounded(point.dropped + point.rejected, 1e3),
+            failed: rounded(point.failed, 1e3),
+        }
+    }
+
+    fn sum(&self) -> f64 {
+        self.unserved + self.failed
+    }
+}
+
+/// Returns the Services with the most failures, at most [`SERVICES`].
+fn failing(points: &BTreeMap<ObjectName, Point>) -> BTreeMap<ObjectName, Failures> {
+    let failures = points
+        .iter()
+        .map(|(name, point)| (name, Failures::of(point)));
+    let mut failing: Vec<_> = failures
+        .filter(|(_, failures)| failures.sum() > 0.0)
+        .collect();
+    failing.sort_by(|(_, a), (_, b)| b.sum().total_cmp(&a.sum()));
+    failing.truncate(SERVICES);
+    failing
+        .into_iter()
+        .map(|(name, failures)| (name.clone(), failures))
+        .collect()
 }
 
 impl Kept {
@@ -195,6 +235,7 @@ impl Kept {
             self.total.push(None);
         }
         self.total.push(Some(total));
+        self.failing = failing(&points);
         self.push(|name| Some(points.remove(name).unwrap_or_default()));
         points.retain(|_, point| point.activity() > 0.0);
         self.admit(points.into_iter().collect());
@@ -236,6 +277,11 @@ impl Kept {
         for (name, point) in points {
             self.services.entry(name).or_default().push(Some(point));
         }
+    }
+
+    /// Returns the Services that failed in the last step.
+    pub fn failing(&self) -> &BTreeMap<ObjectName, Failures> {
+        &self.failing
     }
 
     /// Returns the history; with `only`, that of the Service `NAMESPACE/NAME` alone.

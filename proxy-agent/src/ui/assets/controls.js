@@ -1,7 +1,8 @@
 // Controls that several views share.
 
 import { h, late, svg } from "./dom.js";
-import { state } from "./model.js";
+import { latest } from "./history.js";
+import { DROPPED, PACKETS, REJECTED, state } from "./model.js";
 import { RANGES, chosen } from "./place.js";
 
 /** Makes a labelled field whose value is a parameter of the address. */
@@ -15,15 +16,15 @@ export function field(name, label, attributes = {}) {
   );
 }
 
-/** Makes a labelled choice of pairs of value and text, which is a parameter of the address. */
-export function select(name, label, options) {
-  const now = chosen(name);
+/** Makes a labelled choice of pairs of value and text, which is a parameter of the address; without it, `instead` is chosen. */
+export function select(name, label, options, instead = "") {
+  const now = chosen(name) || instead;
   const known = options.some(([value]) => value === now) ? options : [...options, [now, now]];
   return h(
     "label",
     { class: "field", "data-key": name },
     h("span", {}, label),
-    late("select", { id: `field-${name}`, "data-param": name }, known.map(([value, text]) => `${value} ${text} ${value === now}`), (n) => {
+    late("select", { id: `field-${name}`, "data-param": name, "data-instead": instead || null }, known.map(([value, text]) => `${value} ${text} ${value === now}`), (n) => {
       const [value, text] = known[n];
       return h("option", { value, "data-key": `option ${value}`, selected: value === now }, text);
     }),
@@ -31,8 +32,33 @@ export function select(name, label, options) {
 }
 
 /** Makes the choice of a namespace. */
-export function namespaceField(all = "All namespaces") {
-  return select("namespace", "Namespace", [["", all], ...namespaces().map((name) => [name, name])]);
+export function namespaceField() {
+  return select("namespace", "Namespace", [["", "All namespaces"], ...namespaces().map((name) => [name, name])]);
+}
+
+/** Makes the choice of the namespace that the map shows. */
+export function mapNamespaceField() {
+  return select("namespace", "Namespace", namespaces().map((name) => [name, name]), mapNamespace());
+}
+
+let busiest = "";
+
+/** Returns the chosen namespace; without a choice, the one that was the busiest at first. Empty while the first rows come in. */
+export function mapNamespace() {
+  if (chosen("namespace") || state.rows.length < state.announced) return chosen("namespace");
+  if (!namespaces().includes(busiest)) busiest = busiestNamespace();
+  return busiest;
+}
+
+function busiestNamespace() {
+  const sums = new Map(namespaces().map((name) => [name, { now: 0, ever: 0 }]));
+  for (const row of state.rows) {
+    const sum = sums.get(row.namespace);
+    sum.now += (row.packets ?? latest(row.key, "packets") ?? 0) + (row.refused ?? 0);
+    sum.ever += row.counts[PACKETS] + row.counts[DROPPED] + row.counts[REJECTED];
+  }
+  const [first] = [...sums].sort(([, a], [, b]) => b.now - a.now || b.ever - a.ever);
+  return first ? first[0] : "";
 }
 
 export function rangeField() {

@@ -1,7 +1,7 @@
 // The live view: what the programs decide and refuse, as `kpx monitor` shows it.
 
 import { follow } from "./agent.js";
-import { field, namespaceField, reasonLink, select } from "./controls.js";
+import { field, mapNamespace, namespaceField, reasonLink, select } from "./controls.js";
 import { h } from "./dom.js";
 import { state } from "./model.js";
 import { chosen, hrefOf, protocolOf } from "./place.js";
@@ -41,8 +41,9 @@ export function watchFor(view, changed) {
 
 function questionOf(view) {
   const names = { live: ["namespace", "service", "client", "reason", "kind"], map: ["namespace", "service"] }[view];
-  if (!names || (view === "map" && !chosen("namespace"))) return null;
-  const set = names.map((name) => [name, chosen(name).trim()]).filter(([, value]) => value !== "");
+  const namespace = view === "map" ? mapNamespace() : chosen("namespace");
+  if (!names || (view === "map" && !namespace)) return null;
+  const set = names.map((name) => [name, name === "namespace" ? namespace : chosen(name).trim()]).filter(([, value]) => value !== "");
   return `events?${new URLSearchParams(set)}`;
 }
 

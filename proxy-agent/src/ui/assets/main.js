@@ -8,7 +8,7 @@ import * as live from "./live.js";
 import * as map from "./map.js";
 import { Reading, state, takeService, takeStatus } from "./model.js";
 import * as node from "./node.js";
-import { header, notices, tiles } from "./overview.js";
+import { header, notices, showCurrent, tiles } from "./overview.js";
 import { choose, chosen, place } from "./place.js";
 import { service } from "./service.js";
 import { body, isGrowing, neighbour, prepare, relink, sortBy, table, toolbar } from "./services.js";
@@ -124,9 +124,7 @@ function tableTop() {
 async function read() {
   live.watchFor(place().view, renderSoon);
   try {
-    // The history goes first: with it the charts have a past, and slow Services are known, from the first rows on.
-    await readHistory();
-    await Promise.all([readStatus(), readRows()]);
+    await Promise.all([readStatus(), readTable()]);
     await readView();
     Object.assign(state, { silence: null, lastAnswer: new Date().toISOString() });
   } catch (error) {
@@ -140,10 +138,19 @@ async function readStatus() {
   takeStatus(await askStatus());
 }
 
+let tableReading = null;
+
+/** Reads the table. A failed status leaves a slow reading behind, and the next one waits for its end. */
+function readTable() {
+  // The history goes first: with it the charts have a past, and slow Services are known, from the first rows on.
+  tableReading ??= readHistory().then(readRows).finally(() => (tableReading = null));
+  return tableReading;
+}
+
 async function readRows() {
   const reading = new Reading();
   const isFirst = state.announced === 0;
-  await askLines("rows", (line, number) => {
+  await askLines(isFirst ? "rows?ahead=true" : "rows", (line, number) => {
     reading.take(line, number);
     if (!isFirst || number !== FIRST) return;
     reading.showSoFar();
@@ -156,7 +163,12 @@ async function readRows() {
 /** Reads what only the current view shows. */
 async function readView() {
   const { view, key } = place();
-  if (view === "map") await map.readMap();
+  if (view === "map") {
+    // The first rows decide which namespace the map opens with.
+    live.watchFor(view, renderSoon);
+    await map.readMap();
+  }
+  if (view === "node") await node.readOptions();
   if (view !== "services" || !key) return;
   const [namespace, ...name] = key.split("/");
   const found = await ask(`service?${new URLSearchParams({ namespace, name: name.join("/") })}`).catch((error) => {
@@ -206,13 +218,14 @@ addEventListener("hashchange", () => {
   // In the table, the reader gets back to the former place; elsewhere, to the beginning.
   if (shown !== before) scrollTo(0, shown === "services/" ? scrolledTo : 0);
   if (shown !== before) part.view.focus({ preventScroll: true });
+  showCurrent();
   renderView();
   readNow();
 });
 
 /** Gives the fields the values of the address, which Back may have changed. */
 function takeFields() {
-  for (const field of document.querySelectorAll("[data-param]")) field.value = chosen(field.dataset.param);
+  for (const field of document.querySelectorAll("[data-param]")) field.value = chosen(field.dataset.param) || field.dataset.instead || "";
 }
 
 addEventListener("scroll", () => {
@@ -220,7 +233,10 @@ addEventListener("scroll", () => {
   scrolledTo = scrollY;
   renderSoon(renderRows);
 }, { passive: true });
-addEventListener("resize", () => renderSoon());
+addEventListener("resize", () => {
+  showCurrent();
+  renderSoon();
+});
 addEventListener("visibilitychange", () => live.watchFor(place().view, renderSoon));
 
 document.addEventListener("input", (event) => {
@@ -301,4 +317,5 @@ document.addEventListener("keydown", (event) => {
 
 applyTheme();
 render();
+showCurrent();
 poll(read);

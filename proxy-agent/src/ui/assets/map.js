@@ -1,7 +1,7 @@
 // The map: clients, Services and backends, with what flows between them.
 
 import { ask } from "./agent.js";
-import { field, namespaceField } from "./controls.js";
+import { field, mapNamespace, mapNamespaceField } from "./controls.js";
 import { h, svg } from "./dom.js";
 import { latest } from "./history.js";
 import { cut, live, recent } from "./live.js";
@@ -20,7 +20,7 @@ const known = { question: null, map: null, fault: "", asked: -Infinity };
 
 /** Reads the open flows again when it is time to. */
 export async function readMap() {
-  const [namespace, service] = [chosen("namespace"), chosen("service").trim()];
+  const [namespace, service] = [mapNamespace(), chosen("service").trim()];
   if (!namespace) return;
   const question = new URLSearchParams(service ? { namespace, service } : { namespace }).toString();
   if (question === known.question && performance.now() - known.asked < PERIOD_MS) return;
@@ -42,16 +42,15 @@ function unnamed() {
 }
 
 export function view() {
-  const namespace = chosen("namespace");
   return [
     h("h2", { "data-key": "title" }, "Who calls what"),
     h(
       "div",
       { class: "toolbar", "data-key": "toolbar", role: "search" },
-      namespaceField("Choose one"),
+      mapNamespaceField(),
       field("service", "Service", { placeholder: "all of the namespace", size: 20 }),
     ),
-    namespace ? contents() : h("p", { class: "nothing", "data-key": "nothing" }, "Choose a namespace: a map of everything would be a ball of wool."),
+    contents(),
   ];
 }
 
@@ -76,8 +75,11 @@ function waysOf(map) {
     if (!ways.has(id)) ways.set(id, { id, client, service, backend, flows: 0, opened: 0, unserved: 0, reasons: new Map() });
     return ways.get(id);
   };
-  const clientOf = (address) => (address === null ? "this node" : workload(map.pods[address]) ?? address);
-  const backendOf = (at) => map.pods[cut(at)[0]] ?? at;
+  const clientOf = (address) => (address === null ? "this node" : map.nodes[address] ?? workload(map.pods[address]) ?? address);
+  const backendOf = (at) => {
+    const [address, port] = cut(at);
+    return map.nodes[address] ? `${map.nodes[address]}:${port}` : map.pods[address] ?? at;
+  };
   for (const { client, service, backend, flows } of map.ways) way(clientOf(client), service, backendOf(backend)).flows += flows;
   const [events, secs] = recent();
   for (const { what, reason, client, decision } of events) {

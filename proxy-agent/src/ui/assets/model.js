@@ -52,6 +52,9 @@ let known = new Map();
 /** Takes in the table line by line. */
 export class Reading {
   #rows = [];
+  /** The number of rows that come ahead of their place, and these rows. */
+  #ahead = 0;
+  #first = [];
   #services = new Map();
   #sum = new Array(COUNTERS).fill(0);
 
@@ -59,13 +62,19 @@ export class Reading {
     state.services.begin(performance.now());
   }
 
-  /** Takes in one line: the first one is the number of rows. Shows the rows that are there while the first reading comes in. */
+  /** Takes in one line. The first one has the numbers of rows and of failing Services; the rows of the latter come twice, at first ahead of all. */
   take(line, number) {
     if (number === 0) {
-      state.announced = JSON.parse(line).services;
+      const head = JSON.parse(line);
+      state.announced = head.services;
+      this.#ahead = head.ahead;
       return;
     }
     const service = known.get(line) ?? serviceOf(JSON.parse(line));
+    if (number <= this.#ahead) {
+      this.#first.push(rowOf(service));
+      return;
+    }
     this.#services.set(line, service);
     state.services.put(service.key, service.counts);
     service.counts.forEach((count, field) => (this.#sum[field] += count));
@@ -79,7 +88,8 @@ export class Reading {
 
   /** Shows the rows so far. */
   showSoFar() {
-    state.rows = this.#rows.slice();
+    const first = new Set(this.#first.map(({ key }) => key));
+    state.rows = [...this.#first, ...this.#rows.filter(({ key }) => !first.has(key))];
     state.version += 1;
   }
 
@@ -150,12 +160,13 @@ function unservedBefore(key) {
 function rowOf(service) {
   const now = (field) => state.services.now(service.key, field);
   const [dropped, rejected] = [now(DROPPED), now(REJECTED)];
+  const before = unservedBefore(service.key) ?? service.unserved ?? null;
   const row = {
     ...service,
     opened: now(OPENED),
     packets: now(PACKETS),
     bytes: now(BYTES),
-    refused: dropped === null ? unservedBefore(service.key) : dropped + rejected,
+    refused: dropped === null ? before : dropped + rejected,
   };
   row.problem = findProblem(row);
   return row;

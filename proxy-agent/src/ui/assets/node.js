@@ -1,5 +1,6 @@
 // The views of the node as a whole: unserved packets, devices, options, tables.
 
+import { ask } from "./agent.js";
 import { copyButton, reasonLink } from "./controls.js";
 import { h } from "./dom.js";
 import { state } from "./model.js";
@@ -94,19 +95,20 @@ export function devices() {
   ];
 }
 
+/** The node's options, as pairs of name and value in the words of `kpx status`. */
+let options = [];
+
+export async function readOptions() {
+  options = await ask("options");
+}
+
 export function node() {
   const { status } = state;
   if (!status) return [];
-  const { options } = status;
   return [
     h("h2", { "data-key": "title" }, "Node"),
     skipped(status.skipped),
-    card("options", "Options", [
-      ["Masquerade", options.masquerade + (options.masqueradeAll ? ", all" : "")],
-      ["Local pods by", options.localPods],
-      ["Node ports at", options.nodePortAddresses],
-      ["ClusterIPs for clients outside", options.clusterIpExternal ? "yes" : "no"],
-    ]),
+    card("options", "Options", options),
     card("agent", "Agent", [
       ["Version", status.version],
       ["Mode", status.mode],

@@ -26,6 +26,13 @@ export function header(view) {
   ];
 }
 
+/** Scrolls the views' links so that the current one is in sight. */
+export function showCurrent() {
+  const nav = document.querySelector("nav");
+  const link = nav.querySelector("[aria-current]");
+  nav.scrollLeft = link.offsetLeft - (nav.clientWidth - link.offsetWidth) / 2;
+}
+
 export function healthPill(status, silence) {
   const [kind, text] = silence
     ? ["unknown", "no answer"]

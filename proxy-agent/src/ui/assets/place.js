@@ -16,6 +16,9 @@ const DEFAULTS = { namespace: "", filter: "", only: "", sort: "-problem", range:
 /** The minutes that a chart may show. */
 export const RANGES = ["1", "5", "15"];
 
+/** The reason `spoofed` in links of the previous release, which called it `forged`. */
+const OLD_REASON = /(^drops\/|[?&]reason=)forged(?=[?&]|$)/;
+
 /** The address as last parsed: each row has a link, and asks for it. */
 let last = { hash: null };
 
@@ -27,7 +30,7 @@ export function place() {
 }
 
 function parsed(hash) {
-  const [path, query = ""] = cut(hash.replace(/^#\/?/, ""), "?");
+  const [path, query = ""] = cut(hash.replace(/^#\/?/, "").replace(OLD_REASON, "$1spoofed"), "?");
   const [view, ...rest] = path.split("/").map(decoded);
   const known = VIEWS.some(([id]) => id === view);
   return { view: known ? view : "services", key: rest.join("/"), params: new URLSearchParams(query) };

@@ -26,7 +26,7 @@ export function findProblem(row) {
     return problem("refusing", row.refused, `${rate(row.refused)}/s not served`, why);
   }
   if (row.total > 0 && row.ready === 0) return problem("down", 0, "no ready backend");
-  const failed = latest(row.key, "failed");
+  const failed = latest(row.key, "failed") ?? row.failed;
   if (failed > MOVES) return problem("failing", failed, `${rate(failed)}/s connects fail`);
   const [median, tail] = [latest(row.key, "connectP50"), latest(row.key, "connectP99")];
   if (median >= SLOW_MEDIAN || tail >= SLOW_TAIL) return problem("slow", tail ?? median, `connects take ${seconds(tail ?? median)}`);

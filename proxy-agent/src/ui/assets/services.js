@@ -42,6 +42,7 @@ export function toolbar() {
       "div",
       { class: "toolbar", "data-key": "toolbar", role: "search" },
       namespaceField(),
+      rangeField(),
       h(
         "label",
         { class: "search" },
@@ -56,7 +57,6 @@ export function toolbar() {
           spellcheck: "false",
         }),
       ),
-      rangeField(),
       h("p", { class: "faint", id: "shown", role: "status" }, shownText()),
     ),
     h(
@@ -281,7 +281,7 @@ export function serviceLink(row) {
 }
 
 function problemCell({ problem }) {
-  return cell({ class: "problem" }, problem ? h("span", { class: `mark ${problem.kind}`, title: problem.long }, problem.text) : h("span", { class: "faint" }, "none"));
+  return cell({ class: "problem" }, problem ? h("span", { class: `mark ${problem.kind}`, title: problem.long }, problem.text) : h("span", { class: "faint" }, "–"));
 }
 
 function nameCell(row) {

@@ -62,7 +62,7 @@ function asked() {
 function answer() {
   if (last.fault) return h("section", { class: "notice bad" }, h("h3", {}, "No trace"), h("p", {}, last.fault));
   if (!last.trace) return null;
-  const { packet, hook, outcome, notes, node } = last.trace;
+  const { packet, hook, outcome, notes, warnings, node } = last.trace;
   const facts = [
     ["Packet", `${packet.from} → ${packet.to}/${packet.protocol}`],
     ["Met by", `${hook.program} at ${hook.device} of ${node}`],
@@ -82,7 +82,7 @@ function answer() {
     outcome.remedy.length > 0 ? [h("h4", {}, "What to do"), h("ol", {}, outcome.remedy.map((step) => h("li", {}, step)))] : null,
     h("dl", { class: "facts" }, facts.filter(([, fact]) => fact).map(([name, fact]) => h("div", {}, h("dt", {}, name), h("dd", {}, fact)))),
     outcome.set ? [h("h4", {}, `${plural(outcome.set.backends.length, "backend")} in the ${outcome.set.name} set, chosen by ${outcome.set.algorithm}`), h("ul", { class: "frontends" }, outcome.set.backends.map(backend))] : null,
-    notes.map((note) => h("p", { class: "faint" }, `Note: ${note}`)),
+    notes.map((note) => h("p", { class: warnings.includes(note) ? "why" : "faint" }, `Note: ${note}`)),
     h("p", { class: "faint" }, "The same in a terminal: ", h("code", {}, command), copyButton(command)),
   );
 }

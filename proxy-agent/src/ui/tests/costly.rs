@@ -200,17 +200,22 @@ async fn wrong_questions_are_named() {
         ("/ui/api/events?verdict=drop", "unknown field `verdict`"),
         ("/ui/api/map", "missing field `namespace`"),
         ("/ui/api/trace?from=10.1.0.1", "missing field `to`"),
-        ("/ui/api/trace?to=10.96.0.10", "is not IP:PORT"),
+        (
+            "/ui/api/trace?to=10.96.0.10:http",
+            "To and Port: \"10.96.0.10:http\" is not IP:PORT",
+        ),
         (
             "/ui/api/trace?from=--manifests&to=10.96.0.10:80",
-            "\"--manifests\" is not IP",
+            "From: \"--manifests\" is not IP",
         ),
-        (&long, "longer than 300"),
+        ("/ui/api/trace?to=", "To and Port: \"\" is not "),
+        (&long, "To and Port: longer than 300"),
     ] {
         let response = ask_here(&router, path, &OF_PAGE).await;
         assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{path}");
         let text = text(response).await;
         assert!(text.contains(why), "{path}: {text}");
+        assert!(!text.contains("--from") && !text.contains("--to"), "{text}");
     }
     // The agent of these tests has no socket.
     let response = ask_here(&router, "/ui/api/trace?to=10.96.0.10:80", &OF_PAGE).await;

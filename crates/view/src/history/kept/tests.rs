@@ -204,3 +204,24 @@ fn busier_newcomers_take_places_of_quieter_services() {
     );
     assert_eq!(view.left_out, 3 * SERVICES);
 }
+
+#[test]
+fn failing_services_are_listed_without_points() {
+    let mut clock = Clock::new();
+    let names: Vec<_> = (0..SERVICES).map(|nth| format!("s{nth:03}")).collect();
+    let all = |step: u64, rejected: u64| -> Vec<_> {
+        let busy = names.iter().map(|name| (name.as_str(), 0, step * 1_000, 0));
+        busy.chain([("zero", 0, 0, rejected)]).collect()
+    };
+    clock.take(0, &all(0, 0));
+    clock.take(10, &all(1, 0));
+    clock.take(20, &all(2, 5));
+    assert_eq!(clock.1.view(Some("shop/zero")).services, []);
+    let failures = Failures {
+        unserved: 0.5,
+        failed: 0.0,
+    };
+    assert_eq!(clock.1.failing(), &[(name("zero"), failures)].into());
+    clock.take(30, &all(3, 5));
+    assert_eq!(clock.1.failing(), &BTreeMap::new());
+}
