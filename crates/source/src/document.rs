@@ -289,9 +289,9 @@ mod tests {
         check(
             "a: |\n  text\n  --- more\n---\nb: \"\n",
             expect![[r#"
-            0: {"a":"text\n--- more\n"}
-            line 6: invalid indentation in multiline quoted scalar
-        "#]],
+                0: {"a":"text\n--- more\n"}
+                line 5: unclosed quote
+            "#]],
         );
         check(
             "\u{feff}a: 1\r\n---\r\nb: 2\r\n",
@@ -325,13 +325,13 @@ mod tests {
         check(
             "a: 1\n---\na: [1\n---\na: 1\na: 2\n---\n\ta: 1\n---\nb: *x\n---\nlast: 1\n",
             expect![[r#"
-            0: {"a":1}
-            line 3: unclosed bracket '['
-            line 6: duplicate mapping key: a not allowed here
-            6: {"a":1}
-            line 10: reference to unknown value
-            10: {"last":1}
-        "#]],
+                0: {"a":1}
+                line 3: unclosed bracket '['
+                line 6: duplicate mapping key `a` is not allowed here
+                6: {"a":1}
+                line 10: reference to unknown value
+                10: {"last":1}
+            "#]],
         );
     }
 

@@ -78,7 +78,7 @@ fn a_bad_document_yields_the_place_and_the_reason() {
         web.yaml:19: Service default/web: spec.ports[0].nodePort: 70000 is not a port (1 to 65535)
         web.yaml:18: Service default/web: spec.ports[0].name: is missing, and there are several ports
         web.yaml:20: Service default/web: spec.ports[1].port: 80/TCP is another port's
-        web.yaml:19: document 2: duplicate mapping key: ports not allowed here
+        web.yaml:19: document 2: duplicate mapping key `ports` is not allowed here
         web.yaml:18: document 2: unclosed bracket '{'
         web.yaml:17: Service default/web: spec.ports: invalid type: map, expected a sequence
         web.yaml:14: document 2: strict decoding error: unknown field "metadata.nmae"
