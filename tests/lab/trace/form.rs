@@ -51,6 +51,7 @@ fn trace_shows_a_forwarded_packet() -> Result<()> {
             tally[0].packets 1
             tally[0].reason null
             tally[0].verdict "forward"
+            warnings []
         "#]],
     )
 }
@@ -93,6 +94,7 @@ fn trace_shows_a_rejected_packet() -> Result<()> {
             tally[0].packets 1
             tally[0].reason "no_endpoints"
             tally[0].verdict "reject"
+            warnings []
         "#]],
     )
 }
