@@ -201,17 +201,10 @@ pub(crate) async fn notes<A: Family>(live: &Live, trace: &Trace) -> Notes {
                 .map(|(_, ends)| *ends)
                 .unwrap_or_default();
             let service = full_name(&trace.outcome);
-            let note = through_tunnel(
-                start,
-                service.as_deref(),
-                ends,
-                tunnel,
-                live.status.unheard.as_ref(),
-            );
-            if note.ends_with(TUNNEL_CAUSES) {
-                notes.warn([note]);
-            } else {
-                notes.all.push(note);
+            let way = through_tunnel(start, live.status.unheard.as_ref());
+            match tunnel_failure(service.as_deref(), ends, tunnel) {
+                Some(failure) => notes.warn([format!("{way}; {failure}")]),
+                None => notes.all.push(way),
             }
         }
     }
@@ -369,19 +362,18 @@ fn full_name(outcome: &Outcome) -> Option<String> {
     ))
 }
 
-/// Returns a note that the connection uses the tunnel, with the likely causes of its failures.
-fn through_tunnel(
-    start: SocketAddr,
-    service: Option<&str>,
-    ends: Ends,
-    tunnel: &TunnelStatus,
-    unheard: Option<&UnheardStatus>,
-) -> String {
-    let away =
-        unheard.map(|unheard| format!(", which has been silent for {}", age::since(unheard.since)));
-    let server = format!("the API server{}", away.unwrap_or_default());
-    let way =
-        format!("{start} is kpx's tunnel, which forwards the connection to a pod through {server}");
+/// Returns a note that the connection uses the tunnel at `start`.
+fn through_tunnel(start: SocketAddr, unheard: Option<&UnheardStatus>) -> String {
+    let away = unheard
+        .map(|unheard| format!(", which has been silent for {}", age::since(unheard.since)))
+        .unwrap_or_default();
+    format!(
+        "{start} is kpx's tunnel, which forwards the connection to a pod through the API server{away}"
+    )
+}
+
+/// Returns the failure of the tunnel's connections to a Service, with the likely causes.
+fn tunnel_failure(service: Option<&str>, ends: Ends, tunnel: &TunnelStatus) -> Option<String> {
     let failure = tunnel
         .failure
         .as_ref()
@@ -392,18 +384,15 @@ fn through_tunnel(
             age::since(failure.at),
             failure.why
         ),
-        None if ends.reset > 0 && ends.answered == 0 => {
-            format!(
-                "{} connections were reset there and none was answered",
-                ends.reset
-            )
-        }
-        None => return way,
+        None if ends.reset > 0 && ends.answered == 0 => format!(
+            "{} connections were reset there and none was answered",
+            ends.reset
+        ),
+        None => return None,
     };
-    format!("{way}; {failed}. {TUNNEL_CAUSES}")
+    Some(format!("{failed}. {TUNNEL_CAUSES}"))
 }
 
-/// The likely causes of failures of the tunnel.
 const TUNNEL_CAUSES: &str = "Likely causes: no right to get and create pods/portforward, no process that listens on localhost in the pod, or an \
                              API server or kubelet that is away (kpx status, line Tunnel)";
 
@@ -540,7 +529,6 @@ mod tests {
 
     #[test]
     fn failure_of_the_tunnel_names_the_tunnel_and_no_target_port() {
-        let start: SocketAddr = "192.0.0.8:4000".parse().unwrap();
         let well = Ends {
             answered: 1,
             ..Ends::default()
@@ -549,19 +537,17 @@ mod tests {
             reset: 3,
             ..Ends::default()
         };
-        let reported = |ends, failure: Option<&TunnelFailure>, unheard| {
+        let failed = |ends, failure: Option<&TunnelFailure>| {
             let tunnel = TunnelStatus {
                 failure: failure.cloned(),
                 ..TunnelStatus::default()
             };
-            through_tunnel(start, Some("shop/web"), ends, &tunnel, unheard)
+            tunnel_failure(Some("shop/web"), ends, &tunnel)
         };
-        let way = "192.0.0.8:4000 is kpx's tunnel, which forwards the connection to a pod through the API server";
-        assert_eq!(reported(well, None, None), way);
-        let text = reported(reset, None, None);
+        assert_eq!(failed(well, None), None);
+        let text = failed(reset, None).unwrap();
         assert!(
-            text.starts_with(way)
-                && text.contains("; 3 connections were reset there and none was answered. "),
+            text.starts_with("3 connections were reset there and none was answered. "),
             "{text}"
         );
         for cause in [
@@ -581,18 +567,21 @@ mod tests {
             )
             .unwrap()
         };
-        let text = reported(well, Some(&failure("shop/web")), None);
+        let text = failed(well, Some(&failure("shop/web"))).unwrap();
         assert!(
-            text.contains("; the last failure was ")
+            text.starts_with("the last failure was ")
                 && text.contains(" ago: pod shop/web-0: 403. Likely causes: "),
             "{text}"
         );
-        assert_eq!(reported(well, Some(&failure("shop/other")), None), way);
+        assert_eq!(failed(well, Some(&failure("shop/other"))), None);
         let unheard: UnheardStatus =
             serde_json::from_value(json!({"since": then, "kinds": ["Service"]})).unwrap();
+        let start = "192.0.0.8:4000".parse().unwrap();
+        let way = "192.0.0.8:4000 is kpx's tunnel, which forwards the connection to a pod through the API server";
+        assert_eq!(through_tunnel(start, None), way);
         assert!(
-            reported(reset, None, Some(&unheard))
-                .contains("the API server, which has been silent for ")
+            through_tunnel(start, Some(&unheard))
+                .starts_with(&format!("{way}, which has been silent for "))
         );
     }
 }
