@@ -132,7 +132,7 @@ fn cleanup_removes_the_remains_of_kube_proxy() -> Result<()> {
         "{said}"
     );
     ensure!(
-        said.contains("no kpx serves this node") && said.contains("--force"),
+        said.contains("kpx does not serve this node") && said.contains("--force"),
         "{said}"
     );
     ensure!(

@@ -105,7 +105,7 @@ impl<T: DeserializeOwned> Asked<T> {
         let (data, answer) = match value(code, &stdout, &stderr) {
             Ok(data) => (
                 data.clone(),
-                serde_json::from_value(data).context("the kpx of this node is of another version"),
+                serde_json::from_value(data).context("this node runs another version of kpx"),
             ),
             Err(error) => (Value::Null, Err(error)),
         };
@@ -133,7 +133,7 @@ fn value(code: i32, stdout: &[u8], stderr: &str) -> Result<Value> {
             }
         );
     }
-    serde_json::from_slice(stdout).context("the kpx of this node answers in another form")
+    serde_json::from_slice(stdout).context("this node's kpx answers in an unknown form")
 }
 
 impl<'a> NodeAnswer<'a> {

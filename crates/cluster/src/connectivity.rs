@@ -77,7 +77,7 @@ pub(crate) async fn connectivity_test(
     if connect.node.is_empty() && !connect.all_nodes {
         kpx.truncate(NODES);
     }
-    ensure!(!kpx.is_empty(), "kpx runs on no node");
+    ensure!(!kpx.is_empty(), "no node runs kpx");
     let namespace = args.test_namespace.clone().unwrap_or_else(fresh_name);
     let mut stage = Stage::new(client, connect, kpx, namespace)?;
     stage.remove_leftovers().await?;
@@ -88,7 +88,7 @@ pub(crate) async fn connectivity_test(
     let limit = connect.timeout(TIMEOUT) + Duration::from_secs(DIALS);
     let report = tokio::select! {
         done = timeout(limit, work(&mut stage, args)) => {
-            done.map_err(|_| anyhow!("the test has no end after {} s", limit.as_secs())).flatten()
+            done.map_err(|_| anyhow!("the test did not end within {} s", limit.as_secs())).flatten()
         }
         _ = term.recv() => Err(anyhow!("stopped by SIGTERM")),
         _ = int.recv() => Err(anyhow!("stopped by Ctrl-C")),

@@ -115,7 +115,7 @@ async fn ask(
 async fn origin(client: &Client, connect: &ConnectArgs, args: &TraceArgs) -> Result<Origin> {
     ensure!(
         connect.node.len() <= 1,
-        "a packet enters at one node: set --node"
+        "a packet enters the cluster at a single node: name it with --node"
     );
     let given = connect.node.first().cloned();
     let whole = args.from.parse::<SocketAddr>().ok().map(|at| at.ip());

@@ -169,7 +169,7 @@ impl Pins {
             let is = Definition::of_pin(&want.name, &found)?;
             ensure!(
                 is.fits(want),
-                "{} is not a map of this kpx: {is} instead of {want}. `kpx cleanup` removes it, with all flows",
+                "{} is not a map of this version of kpx: {is} instead of {want}. `kpx cleanup` removes it, with all flows",
                 found.display()
             );
             there.push((is.max_entries, found));

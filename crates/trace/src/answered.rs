@@ -271,7 +271,7 @@ async fn ends(
     let mut read = 0;
     while let Some(line) = lines.next().await? {
         let flow: FlowView =
-            serde_json::from_slice(&line).context("the running kpx is of another version")?;
+            serde_json::from_slice(&line).context("the running kpx has another version")?;
         if let Some(ends) = ends
             .get_mut(&flow.backend)
             .filter(|_| flow.protocol == protocol)

@@ -125,7 +125,7 @@ impl Known {
     fn ensure_here(&self, node: &str) -> Result<()> {
         ensure!(
             node == self.node_name,
-            "this kpx serves node {}: trace on node {node}",
+            "this instance of kpx serves node {}: trace on node {node}",
             self.node_name
         );
         Ok(())
@@ -519,7 +519,7 @@ mod tests {
             (
                 Some("node/n2"),
                 "shop/db",
-                "this kpx serves node n1: trace on node n2",
+                "this instance of kpx serves node n1: trace on node n2",
             ),
             (
                 None,

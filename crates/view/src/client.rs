@@ -87,7 +87,7 @@ impl Client {
     /// answers in another form.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         serde_json::from_slice(&self.text(path).await?).with_context(|| {
-            format!("the running kpx is of another version: its {path} has another form")
+            format!("the running kpx has another version: its {path} has another form")
         })
     }
 
@@ -100,7 +100,7 @@ impl Client {
                 self.0.display()
             )
         })?;
-        serde_json::from_slice(&answer?).context("the running kpx is of another version")
+        serde_json::from_slice(&answer?).context("the running kpx has another version")
     }
 
     /// Sends a GET of `path`, and returns the answer line by line as the lines arrive.

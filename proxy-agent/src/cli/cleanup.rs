@@ -131,7 +131,7 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
             None => match once(args, lock::take(), &handle).await? {
                 Outcome::Done => Ok(()),
                 Outcome::Left => {
-                    bail!("a kpx starts here, and takes over all that is left: nothing was removed")
+                    bail!("kpx is starting on this node and takes over what is left: nothing was removed")
                 }
             },
         }
@@ -205,7 +205,7 @@ async fn ensure_served(args: &CleanupArgs, kpx_runs: bool, handle: &Handle) -> R
     let is_served = may_open_by_id() && serves(object::embedded()?, &filter::ours(handle).await?)?;
     ensure!(
         is_served,
-        "no kpx serves this node, and without kube-proxy's rules it would lose its Services: start kpx, wait until `kpx status` is healthy, and retry; or pass --force, which also removes kpx's leftovers"
+        "kpx does not serve this node, which would lose its Services without kube-proxy's rules: start kpx, wait until `kpx status` is healthy, and retry; or pass --force, which also removes kpx's leftovers"
     );
     Ok(())
 }

@@ -85,7 +85,7 @@ impl FlowsArgs {
         let mut flows = Vec::new();
         while let Some(line) = lines.next().await? {
             let flow: FlowView =
-                serde_json::from_slice(&line).context("the running kpx is of another version")?;
+                serde_json::from_slice(&line).context("the running kpx has another version")?;
             if !self.wants(&flow) {
                 continue;
             }

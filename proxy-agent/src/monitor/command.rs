@@ -96,7 +96,7 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
             None => bail!("kpx has ended"),
         };
         let mut event: Event =
-            serde_json::from_slice(&line).context("the running kpx is of another version")?;
+            serde_json::from_slice(&line).context("the running kpx has another version")?;
         namer.name(&mut event).await?;
         if !filter.wants(&event) {
             continue;

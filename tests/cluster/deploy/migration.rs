@@ -55,7 +55,7 @@ fn pod_removes_kube_proxys_rules_once_kpx_serves() -> Result<()> {
         let mut early = Running::start(&cluster.lab, node, &cleanup, &supplies)?;
         ensure!(!early.wait()?.success(), "{}", early.log());
         ensure!(
-            early.log().contains("no kpx serves this node"),
+            early.log().contains("kpx does not serve this node"),
             "{}",
             early.log()
         );

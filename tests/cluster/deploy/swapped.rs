@@ -257,7 +257,7 @@ fn foreign_filter_hands_over_no_maps() -> Result<()> {
     fixture.foreign_filter(LAYOUT)?;
     let kpx = fixture.kpx(&[])?;
     ensure!(
-        kpx.log().contains("a foreign filter has kpx's place"),
+        kpx.log().contains("another program's filter has kpx's priority and handle"),
         "{}",
         kpx.log()
     );

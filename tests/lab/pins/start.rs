@@ -39,7 +39,7 @@ fn start_refuses_pins_that_it_cannot_take_over() -> Result<()> {
     MapData::from_pin(dir.join("v2/maps/GENERATION"))?.pin(&flows)?;
     refused(
         &fixture,
-        "v2/maps/FLOWS4 is not a map of this kpx: type 2, 4 bytes of key, 4 of value, flags 0x0 instead of type 1",
+        "v2/maps/FLOWS4 is not a map of this version of kpx: type 2, 4 bytes of key, 4 of value, flags 0x0 instead of type 1",
     )?;
     fs::remove_file(&flows)?;
     fs::rename(dir.join("v2/maps/KEPT"), &flows)?;

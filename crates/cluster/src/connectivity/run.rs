@@ -124,7 +124,7 @@ async fn dial_in(
     } = exec::run(&stage.client, &at, &arguments, COMMAND, LONGEST).await?;
     ensure!(code == 0, "kpx probe ended with {code}: {}", stderr.trim());
     let replies: Vec<Vec<Reply>> =
-        serde_json::from_slice(&stdout).context("the pod's kpx answers in another form")?;
+        serde_json::from_slice(&stdout).context("kpx in the pod answers in an unknown form")?;
     ensure!(
         replies.len() == targets.len(),
         "the pod's kpx has {} of {} replies",

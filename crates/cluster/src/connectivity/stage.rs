@@ -206,7 +206,7 @@ impl<'a> Stage<'a> {
             }
             if Instant::now() >= until {
                 bail!(
-                    "pods do not run after {} s: {}",
+                    "pods did not start within {} s: {}",
                     limit.as_secs(),
                     waits.join("; ")
                 );

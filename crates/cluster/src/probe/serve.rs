@@ -57,7 +57,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<ExitCode> {
                 served += 1;
             }
         }
-        ensure!(served > 0, "port {port} is taken, by TCP or UDP");
+        ensure!(served > 0, "port {port} is already in use, over TCP or UDP");
     }
     tokio::select! {
         _ = term.recv() => {}

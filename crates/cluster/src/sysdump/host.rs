@@ -157,7 +157,7 @@ async fn run(program: &str, arguments: &[&str]) -> Result<Vec<u8>> {
         .kill_on_drop(true);
     let output = timeout(PART, command.output())
         .await
-        .map_err(|_| anyhow!("no end within {PART:?}"))?;
+        .map_err(|_| anyhow!("did not end within {PART:?}"))?;
     let output = output.with_context(|| format!("start {program}"))?;
     let mut text = output.stdout;
     ensure!(

@@ -159,7 +159,7 @@ fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
             None => warn!(
                 device,
                 filter = filter.name,
-                "a foreign filter has kpx's place"
+                "another program's filter has kpx's priority and handle"
             ),
         }
     }

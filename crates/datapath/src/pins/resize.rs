@@ -58,7 +58,7 @@ impl Resize {
                 if left_out > 0 {
                     warn!(
                         map = pin.name,
-                        left_out, "the new map has no room for all entries of the old"
+                        left_out, "the new map is too small for the entries of the old map"
                     );
                 }
             }
