@@ -2,7 +2,7 @@
 
 pub use proxy_view::Mode;
 
-/// Mode host: the routes to pods without a route of the host.
+/// Host mode: the routes to pods without a route of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum PodRoutes {
     /// None; the default route does not count.
@@ -14,7 +14,7 @@ pub enum PodRoutes {
     Nodes,
 }
 
-/// Mode host: the connections that reach pods only through the API server.
+/// Host mode: the connections that reach pods only through the API server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Tunnel {
     #[default]

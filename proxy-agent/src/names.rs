@@ -118,7 +118,7 @@ impl Names {
     /// device, which no route uses. The setting ends with the device.
     async fn report_resolved(&self) -> Infallible {
         let mut reported = None;
-        let mut last: Option<Telling> = None;
+        let mut last: Option<Setting> = None;
         loop {
             let Some(device) = net::anchor::far_end(&self.netlink)
                 .await
@@ -154,7 +154,7 @@ impl Names {
                 reported = Some(why.clone());
             }
             let kept = if why.is_none() { kept(device) } else { None };
-            last = Some(Telling {
+            last = Some(Setting {
                 device,
                 kept,
                 at: Instant::now(),
@@ -198,14 +198,14 @@ impl Names {
 }
 
 /// The last settings of systemd-resolved, as far as visible.
-struct Telling {
+struct Setting {
     device: u32,
     /// The stored form; None if it was refused or is not stored.
     kept: Option<Vec<u8>>,
     at: Instant,
 }
 
-impl Telling {
+impl Setting {
     /// Returns true if the settings still hold. The check runs every ten seconds, without a child
     /// process.
     fn holds(&self, device: u32, kept: Option<Vec<u8>>) -> bool {
@@ -269,24 +269,24 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn systemd_resolved_is_told_again_when_what_it_kept_has_changed() {
         let kept = |text: &str| Some(text.as_bytes().to_vec());
-        let seen = Telling {
+        let seen = Setting {
             device: 7,
             kept: kept("ours"),
             at: Instant::now(),
         };
-        let unseen = Telling {
+        let unseen = Setting {
             device: 7,
             kept: None,
             at: Instant::now(),
         };
-        let holds = |reporting: &Telling| {
+        let holds = |setting: &Setting| {
             let found = [
                 (7, kept("ours")),
                 (7, kept("another's")),
                 (7, None),
                 (8, kept("ours")),
             ];
-            found.map(|(device, kept)| reporting.holds(device, kept))
+            found.map(|(device, kept)| setting.holds(device, kept))
         };
         tokio::time::advance(Duration::from_secs(59)).await;
         assert_eq!(

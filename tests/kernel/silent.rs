@@ -225,9 +225,9 @@ fn sweep_removes_old_unanswered_rows() -> Result<()> {
         };
         ensure!(
             asked(0)? == 1,
-            "the one that has answered before unanswered_syns an answer"
+            "the backend that has answered before has an unanswered SYN"
         );
-        ensure!(asked(Asked::OLD_SECS + 1)? == 0, "it does not any more");
+        ensure!(asked(Asked::OLD_SECS + 1)? == 0, "it has none any more");
     }
     Ok(())
 }

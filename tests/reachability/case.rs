@@ -129,7 +129,7 @@ impl Case {
 
     /// Returns true if a node's socket gets a backend at connect. Source ranges and other nodes'
     /// NodePorts need packets.
-    pub(crate) fn is_led(&self) -> bool {
+    pub(crate) fn is_by_socket(&self) -> bool {
         let is_for_sockets =
             !matches!(self.to, To::NodePort(node) if node != self.client) && self.id != "L08";
         matches!(self.client, "n1" | "n2") && is_for_sockets

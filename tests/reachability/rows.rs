@@ -70,7 +70,9 @@ fn rows(case: Case, setting: &Setting) -> Vec<Row> {
     let mut rows = Vec::new();
     for protocol in Protocol::ALL {
         let expect = match case.expect(setting.compat) {
-            Expect::Seen(_) if !setting.compat && protocol == Protocol::Tcp && case.is_led() => {
+            Expect::Seen(_)
+                if !setting.compat && protocol == Protocol::Tcp && case.is_by_socket() =>
+            {
                 Expect::Seen(Seen::Routed)
             }
             expect => expect,

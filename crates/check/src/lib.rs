@@ -36,7 +36,7 @@ pub use setting::{RunFlags, Setting};
 /// Preflight check with a fix for every finding. Needs root.
 ///
 /// Loads the kernel programs and attaches them in a separate network namespace; the host stays
-/// unchanged. Pass the flags of kpx run to check that configuration. Mode node parses the
+/// unchanged. Pass the flags of kpx run to check that configuration. On a node it parses the
 /// kubeconfig; host mode also checks permissions at the API server and compares this host's
 /// networks with the Services'. Exits with 1 if kpx cannot work here.
 #[derive(Args, Debug)]

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_led_only_while_it_runs() {
+    fn pods_sockets_are_translated_only_while_it_runs() {
         for (phase, want) in [
             (json!(null), "it does not run"),
             (json!("Pending"), "it does not run"),

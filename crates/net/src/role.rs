@@ -515,7 +515,7 @@ mod tests {
             ),
             (
                 "to a namespace, without an address, with a network",
-                reported(away(link("v0", Veth)), &["10.9.0.0/24"]),
+                with_routes(away(link("v0", Veth)), &["10.9.0.0/24"]),
                 pod,
             ),
             (
@@ -538,7 +538,7 @@ mod tests {
             ),
             (
                 "of this namespace, with a route to a host",
-                reported(with_addr(link("v0", Veth)), &["10.9.0.7/32"]),
+                with_routes(with_addr(link("v0", Veth)), &["10.9.0.7/32"]),
                 device,
             ),
         ];
@@ -590,7 +590,7 @@ mod tests {
 
     /// Builds a device into another namespace, with an address and these routes.
     fn far_end(routes: &[&str]) -> Link {
-        reported(
+        with_routes(
             Link {
                 addrs: ["10.244.1.1/32".parse().unwrap()].into(),
                 ..away(link("v0", Veth))
@@ -599,7 +599,7 @@ mod tests {
         )
     }
 
-    fn reported(link: Link, routes: &[&str]) -> Link {
+    fn with_routes(link: Link, routes: &[&str]) -> Link {
         let own = link.addrs.iter().map(|net| net.addr()).collect();
         let says = routes.iter().map(|route| {
             let (to, gateway) = route

@@ -18,6 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
+use socket2::SockRef;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::runtime::Runtime;
@@ -194,7 +195,7 @@ async fn serve_udp(socket: UdpSocket, name: Arc<str>) {
         };
         let sent = socket
             .async_io(Interest::WRITABLE, || {
-                client::in_order(|| socket.try_send_to(answer, peer))
+                client::in_order(|| SockRef::from(&socket).send_to(answer, &peer.into()))
             })
             .await;
         if let Err(error) = sent {

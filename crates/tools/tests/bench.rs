@@ -118,7 +118,7 @@ fn pods_behind_a_bridge_reach_those_of_another_node() -> Result<()> {
 }
 
 #[test]
-fn sockets_of_pods_are_led_in_one_lab() -> Result<()> {
+fn sockets_of_pods_are_translated_in_one_lab() -> Result<()> {
     let paths = vec![Path::Local];
     let services = vec![MANY_SERVICES];
     let variants = vec![Variant::KpxSocketAll, Variant::KpxOff];

@@ -193,6 +193,7 @@ pub struct TunnelFailure {
 #[serde(rename_all = "camelCase")]
 pub struct PodsStatus {
     /// The number of pods with socket load balancing.
+    #[serde(default)]
     pub by_sockets: usize,
     /// The old name of `by_sockets`, for one release.
     pub led: usize,
@@ -208,6 +209,7 @@ pub struct PodStatus {
     pub name: String,
     /// The path: `sockets` (socket load balancing), `packets`, or `host` for a pod in the host's
     /// network.
+    #[serde(default)]
     pub path: String,
     /// The old form of `path`, for one release: `led` in place of `sockets`.
     pub way: String,
@@ -215,6 +217,17 @@ pub struct PodStatus {
     pub group: String,
     /// The reason for a path other than `sockets`.
     pub why: Option<String>,
+}
+
+impl PodStatus {
+    /// Returns the path, also of an older agent that reports only `way`.
+    pub fn socket_path(&self) -> &str {
+        match (self.path.as_str(), self.way.as_str()) {
+            ("", "led") => "sockets",
+            ("", way) => way,
+            (path, _) => path,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -292,4 +305,21 @@ pub struct FlowStatus {
     #[serde(default)]
     pub open: usize,
     pub entries: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn pods_of_an_older_agent_have_their_path() {
+        let pod = |way: &str| json!({ "namespace": "shop", "name": way, "way": way, "group": "", "why": null });
+        let pods =
+            json!({ "led": 1, "whyNone": null, "pods": [pod("led"), pod("packets"), pod("host")] });
+        let pods: PodsStatus = serde_json::from_value(pods).unwrap();
+        let paths: Vec<_> = pods.pods.iter().map(PodStatus::socket_path).collect();
+        assert_eq!(paths, ["sockets", "packets", "host"]);
+    }
 }

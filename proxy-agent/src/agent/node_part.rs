@@ -165,7 +165,9 @@ impl NodePart {
         }
         match self.state {
             State::Here(node) => Ok(*node),
-            State::Away(..) | State::Lost => anyhow::bail!("the task that configures the node has ended"),
+            State::Away(..) | State::Lost => {
+                anyhow::bail!("the task that configures the node has ended")
+            }
         }
     }
 

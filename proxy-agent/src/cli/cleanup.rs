@@ -131,7 +131,9 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
             None => match once(args, lock::take(), &handle).await? {
                 Outcome::Done => Ok(()),
                 Outcome::Left => {
-                    bail!("kpx is starting on this node and takes over what is left: nothing was removed")
+                    bail!(
+                        "kpx is starting on this node and takes over what is left: nothing was removed"
+                    )
                 }
             },
         }

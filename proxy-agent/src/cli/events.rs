@@ -12,8 +12,8 @@ use proxy_view::select_args::NamespaceArgs;
 
 /// Show recent events and problems, newest last.
 ///
-/// Shows the Events that the agent sent to the API server. In host mode the agent has no permission
-/// to send them, and records them only. The agent keeps the last 1,000 until it exits, and counts
+/// Shows the Events that the agent sent to the API server. In host mode, and with
+/// manifests in place of an API server, it only records them. The agent keeps the last 1,000 until it exits, and counts
 /// repetitions.
 #[derive(Args, Debug)]
 pub(super) struct EventsArgs {

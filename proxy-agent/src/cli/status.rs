@@ -293,9 +293,18 @@ fn tunnelled(tunnel: &TunnelStatus) -> Cell {
 
 /// Counts pods by the path of their sockets: `3 by sockets, 1 on the host's network; by packets: 2 in a mesh`.
 fn ways(pods: &PodsStatus) -> String {
-    let count = |path: &str| pods.pods.iter().filter(|pod| pod.path == path).count();
+    let count = |path: &str| {
+        pods.pods
+            .iter()
+            .filter(|pod| pod.socket_path() == path)
+            .count()
+    };
     let mut groups = BTreeMap::<_, usize>::new();
-    for pod in pods.pods.iter().filter(|pod| pod.path == "packets") {
+    for pod in pods
+        .pods
+        .iter()
+        .filter(|pod| pod.socket_path() == "packets")
+    {
         *groups.entry(pod.group.as_str()).or_default() += 1;
     }
     let mut text = format!(
@@ -323,7 +332,7 @@ fn pods(status: &Status, form: Form) -> String {
     let rows = pods.map(|pod| {
         vec![
             cell(format!("{}/{}", pod.namespace, pod.name)),
-            cell(&pod.path),
+            cell(pod.socket_path()),
             cell(pod.why.as_deref().unwrap_or("")),
         ]
     });

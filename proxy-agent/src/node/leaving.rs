@@ -76,7 +76,7 @@ impl Left {
             self.connections += found.len();
             for some in found.chunks(AT_ONCE) {
                 if let Some(conntrack) = &conntrack {
-                    self.report(conntrack, some, times).await;
+                    self.adopt(conntrack, some, times).await;
                 }
                 some.iter().try_for_each(|flow| flows.leave(flow))?;
             }
@@ -86,7 +86,7 @@ impl Left {
 
     /// Makes conntrack entries for open connections, and for those whose handshake lacks only the
     /// client's ACK. The rules see the next SYN, FIN or RST of other connections.
-    async fn report(
+    async fn adopt(
         &mut self,
         conntrack: &Conntrack,
         flows: &[BypassFlow],
@@ -103,9 +103,9 @@ impl Left {
                 State::New | State::Closed | State::Reset => None,
             }
         });
-        let reported = stream::iter(open)
+        let adopted = stream::iter(open)
             .map(|(original, closing, secs)| conntrack.adopt(original, closing, secs));
-        let answers: Vec<_> = reported.buffer_unordered(AT_ONCE).collect().await;
+        let answers: Vec<_> = adopted.buffer_unordered(AT_ONCE).collect().await;
         for error in answers.into_iter().filter_map(Result::err) {
             let unknown = self.unknown.take().map_or(0, |(unknown, _)| unknown);
             self.unknown = Some((unknown + 1, error.to_string()));

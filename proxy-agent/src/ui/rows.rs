@@ -199,16 +199,16 @@ fn ahead<'a>(
     failing: &BTreeMap<ObjectName, Failures>,
 ) -> Vec<&'a ServiceSnapshot> {
     let rank = |service: &ServiceSnapshot| match failing.get(&service.object.name) {
-        Some(failures) if failures.unserved > 0.0 => Some(0),
-        _ if is_down(service) => Some(1),
-        Some(_) => Some(2),
+        Some(failures) if failures.unserved > 0.0 => Some((0, failures.unserved)),
+        _ if is_down(service) => Some((1, 0.0)),
+        Some(failures) => Some((2, failures.failed)),
         None => None,
     };
     let mut ahead: Vec<_> = services
         .iter()
         .filter_map(|service| Some((rank(service)?, service)))
         .collect();
-    ahead.sort_by_key(|(rank, _)| *rank);
+    ahead.sort_by(|((a, a_rate), _), ((b, b_rate), _)| a.cmp(b).then(b_rate.total_cmp(a_rate)));
     ahead.truncate(AHEAD);
     ahead.into_iter().map(|(_, service)| service).collect()
 }

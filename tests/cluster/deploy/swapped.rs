@@ -257,7 +257,8 @@ fn foreign_filter_hands_over_no_maps() -> Result<()> {
     fixture.foreign_filter(LAYOUT)?;
     let kpx = fixture.kpx(&[])?;
     ensure!(
-        kpx.log().contains("another program's filter has kpx's priority and handle"),
+        kpx.log()
+            .contains("another program's filter has kpx's priority and handle"),
         "{}",
         kpx.log()
     );

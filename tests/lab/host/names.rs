@@ -230,7 +230,7 @@ fn strangers_resolve_no_names() -> Result<()> {
     ensure!(
         lookup(&fixture, stranger, &format!("web.default.{DOMAIN}"))
             .map_or(true, |found| found.is_empty()),
-        "a stranger is reported"
+        "a stranger resolves a name"
     );
     kpx.stop()
 }

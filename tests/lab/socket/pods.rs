@@ -154,7 +154,7 @@ fn kpx_translates_sockets_of_pods() -> Result<()> {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table of pods")]
-fn a_pods_sockets_are_led_unless_something_speaks_against_it() -> Result<()> {
+fn pods_sockets_are_translated_unless_their_pod_has_a_reason_against() -> Result<()> {
     let cluster = Cluster::start()?;
     let agent = cluster.agent(&STACK)?;
     let mesh = json!({ "sidecar.istio.io/status": "{}" });
@@ -415,7 +415,7 @@ fn pods_use_socket_lb_only_without_bypass() -> Result<()> {
 
 /// Checks pods on a bridge, where no connection bypasses the stack, although rules would permit it.
 #[test]
-fn pods_on_a_bridge_are_led() -> Result<()> {
+fn sockets_of_pods_on_a_bridge_are_translated() -> Result<()> {
     let fixture = Fixture::with_api_server(Layout::Bridge)?;
     let cluster = Cluster {
         kubepods: Kubepods::make(&fixture.cgroup)?,
@@ -429,7 +429,8 @@ fn pods_on_a_bridge_are_led() -> Result<()> {
 }
 
 #[test]
-fn pods_are_led_without_an_agent_and_the_next_one_agrees_with_their_objects() -> Result<()> {
+fn pods_sockets_are_translated_without_an_agent_and_as_the_next_agent_reads_their_objects()
+-> Result<()> {
     let cluster = Cluster::start()?;
     let agent = cluster.agent(&STACK)?;
     let stays = cluster.cgroup("stays")?;

@@ -294,5 +294,5 @@ fn addresses(pod: &Pod) -> Result<Vec<IpAddr>, String> {
 pub(super) fn report(text: &str) {
     let text = proxy_view::output::escaped(text).replace('\n', " ");
     // A closed standard error leaves no place to report a failure.
-    let _told = writeln!(stderr(), "{text}");
+    let _written = writeln!(stderr(), "{text}");
 }

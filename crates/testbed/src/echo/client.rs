@@ -434,15 +434,24 @@ impl Link {
 ///
 /// A veth device queues packets for the sender's CPU. If the thread moved to another CPU between two
 /// fragments, the later fragment could overtake the first.
-pub(super) fn in_order<T>(send: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+pub(super) fn in_order<T>(send: impl FnOnce() -> T) -> T {
     let this = Pid::from_raw(0);
+    let before = stay_here(this);
+    let sent = send();
+    if let Ok(before) = before {
+        // The set of CPUs may have changed meanwhile. Then the thread stays where it is.
+        let _restored = sched_setaffinity(this, &before);
+    }
+    sent
+}
+
+/// Binds the thread to its CPU. Returns its CPUs before.
+fn stay_here(this: Pid) -> nix::Result<CpuSet> {
     let before = sched_getaffinity(this)?;
     let mut here = CpuSet::new();
     here.set(sched_getcpu()?)?;
     sched_setaffinity(this, &here)?;
-    let sent = send();
-    sched_setaffinity(this, &before)?;
-    sent
+    Ok(before)
 }
 
 /// Retries a call after a signal. The kernel does not restart socket calls with a timeout, and

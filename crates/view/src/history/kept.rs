@@ -187,6 +187,9 @@ impl Failures {
     }
 }
 
+/// The number of failing Services of a namespace that are listed before all of other namespaces.
+const OF_A_NAMESPACE: usize = SERVICES / 4;
+
 /// Returns the Services with the most failures, at most [`SERVICES`].
 fn failing(points: &BTreeMap<ObjectName, Point>) -> BTreeMap<ObjectName, Failures> {
     let failures = points
@@ -196,9 +199,16 @@ fn failing(points: &BTreeMap<ObjectName, Point>) -> BTreeMap<ObjectName, Failure
         .filter(|(_, failures)| failures.sum() > 0.0)
         .collect();
     failing.sort_by(|(_, a), (_, b)| b.sum().total_cmp(&a.sum()));
-    failing.truncate(SERVICES);
-    failing
+    let mut listed = BTreeMap::<_, usize>::new();
+    let (first, rest): (Vec<_>, Vec<_>) = failing.into_iter().partition(|(name, _)| {
+        let listed = listed.entry(&name.namespace).or_default();
+        *listed += 1;
+        *listed <= OF_A_NAMESPACE
+    });
+    first
         .into_iter()
+        .chain(rest)
+        .take(SERVICES)
         .map(|(name, failures)| (name.clone(), failures))
         .collect()
 }

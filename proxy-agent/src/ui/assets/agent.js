@@ -4,8 +4,8 @@ const SECONDS = Number(new URLSearchParams(location.search).get("every")) || 2;
 const PERIOD_MS = 1_000 * Math.max(SECONDS, 0.1);
 /** The longest wait for an answer. */
 const TIMEOUT_MS = 15_000;
-/** The longest wait for the status, which is small. After it the page reports that the agent hangs. */
-const SOON_MS = 4_000;
+/** The longest silence of an agent that answers small questions. After it the page reports that the agent hangs. */
+export const SOON_MS = 4_000;
 /** The time that the page works on rows in a frame. The rest is for the browser, and for what the reader does meanwhile. */
 const SLICE_MS = 3;
 /** The most that it works where frames are late: a fifth of the time, so that a reading ends on a busy machine too. */
@@ -22,13 +22,28 @@ const OF_PAGE = { "kpx-page": "1" };
 /** Returns JSON of the agent that served this page. */
 export async function ask(what, timeout = TIMEOUT_MS) {
   const response = await get(what, AbortSignal.timeout(timeout));
-  return response.json();
+  let text = "";
+  for await (const piece of piecesOf(response.body)) text += piece;
+  return JSON.parse(text);
 }
 
-/** Returns the agent's status. */
+/** Returns the agent's status. Behind a slow connection it may wait for larger answers: silence counts, not time. */
 export async function askStatus() {
-  return ask("status", SOON_MS);
+  const abort = new AbortController();
+  const asked = performance.now();
+  const watch = setInterval(() => {
+    if (performance.now() - Math.max(asked, heard) > SOON_MS) abort.abort(new DOMException("no answer", "TimeoutError"));
+  }, SOON_MS / 8);
+  try {
+    const response = await get("status", abort.signal);
+    return await response.json();
+  } finally {
+    clearInterval(watch);
+  }
 }
+
+/** The time of the last piece of an answer to a question. */
+let heard = -Infinity;
 
 /** Hands each line to `take`, and lets the browser draw in between. */
 export async function askLines(what, take) {
@@ -94,14 +109,21 @@ async function get(what, signal) {
   throw Object.assign(error, { status: response.status });
 }
 
-/** Yields the lines of each piece that arrives: of ten thousand lines, a promise for each would cost much. */
-async function* linesOf(body) {
+async function* piecesOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) break;
-    const lines = (rest + value).split("\n");
+    if (done) return;
+    heard = performance.now();
+    yield value;
+  }
+}
+
+/** Yields the lines of each piece that arrives: of ten thousand lines, a promise for each would cost much. */
+async function* linesOf(body) {
+  let rest = "";
+  for await (const piece of piecesOf(body)) {
+    const lines = (rest + piece).split("\n");
     rest = lines.pop();
     yield lines;
   }
@@ -112,7 +134,8 @@ async function* linesOf(body) {
 export async function poll(read) {
   for (;;) {
     const started = performance.now();
-    await read();
+    // A fault in a view must not end the readings.
+    await read().catch((error) => console.error(error));
     const took = performance.now() - started;
     await pause(Math.max(PERIOD_MS - took, 4 * took));
     await visible();

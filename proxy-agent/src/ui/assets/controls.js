@@ -45,7 +45,8 @@ let busiest = "";
 
 /** Returns the chosen namespace; without a choice, the one that was the busiest at first. Empty while the first rows come in. */
 export function mapNamespace() {
-  if (chosen("namespace") || state.rows.length < state.announced) return chosen("namespace");
+  if (chosen("namespace")) return chosen("namespace");
+  if (!busiest && state.rows.length < state.announced) return "";
   if (!namespaces().includes(busiest)) busiest = busiestNamespace();
   return busiest;
 }

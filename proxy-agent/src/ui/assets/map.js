@@ -5,6 +5,7 @@ import { field, mapNamespace, mapNamespaceField } from "./controls.js";
 import { h, svg } from "./dom.js";
 import { latest } from "./history.js";
 import { cut, live, recent } from "./live.js";
+import { state } from "./model.js";
 import { chosen, hrefOf } from "./place.js";
 import { count, plural, rate, seconds } from "./text.js";
 
@@ -57,7 +58,7 @@ export function view() {
 function contents() {
   const { map, fault } = known;
   if (fault) return h("section", { class: "notice bad", "data-key": "fault" }, h("h3", {}, "No map"), h("p", {}, fault));
-  if (!map) return h("p", { class: "nothing", "data-key": "nothing" }, "…");
+  if (!map) return h("p", { class: "nothing", "data-key": "nothing" }, state.status && state.announced === 0 ? "This node serves no Service." : "…");
   const ways = waysOf(map);
   const all = [...ways.values()].sort((a, b) => b.opened + b.unserved - a.opened - a.unserved || b.flows - a.flows || a.id.localeCompare(b.id));
   const rest = map.leftOut > 0 || map.partial ? ` ${plural(map.leftOut, "flow")} of less busy ways ${map.leftOut === 1 ? "is" : "are"} left out${map.partial ? ", and more than can be read" : ""}.` : "";
@@ -75,10 +76,11 @@ function waysOf(map) {
     if (!ways.has(id)) ways.set(id, { id, client, service, backend, flows: 0, opened: 0, unserved: 0, reasons: new Map() });
     return ways.get(id);
   };
-  const clientOf = (address) => (address === null ? "this node" : map.nodes[address] ?? workload(map.pods[address]) ?? address);
+  const clientOf = (address) => (address === null ? state.status?.nodeName ?? "this node" : map.nodes?.[address] ?? workload(map.pods[address]) ?? address);
   const backendOf = (at) => {
     const [address, port] = cut(at);
-    return map.nodes[address] ? `${map.nodes[address]}:${port}` : map.pods[address] ?? at;
+    const node = map.nodes?.[address];
+    return node ? `${node}:${port}` : map.pods[address] ?? at;
   };
   for (const { client, service, backend, flows } of map.ways) way(clientOf(client), service, backendOf(backend)).flows += flows;
   const [events, secs] = recent();

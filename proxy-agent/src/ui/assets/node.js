@@ -1,6 +1,6 @@
 // The views of the node as a whole: unserved packets, devices, options, tables.
 
-import { ask } from "./agent.js";
+import { SOON_MS, ask } from "./agent.js";
 import { copyButton, reasonLink } from "./controls.js";
 import { h } from "./dom.js";
 import { state } from "./model.js";
@@ -99,7 +99,11 @@ export function devices() {
 let options = [];
 
 export async function readOptions() {
-  options = await ask("options");
+  options = await ask("options", SOON_MS).catch((error) => {
+    // An older agent has none for its page.
+    if (error.status === 404) return [];
+    throw error;
+  });
 }
 
 export function node() {

@@ -62,7 +62,7 @@ function asked() {
 function answer() {
   if (last.fault) return h("section", { class: "notice bad" }, h("h3", {}, "No trace"), h("p", {}, last.fault));
   if (!last.trace) return null;
-  const { packet, hook, outcome, notes, warnings, node } = last.trace;
+  const { packet, hook, outcome, notes, warnings = [], node } = last.trace;
   const facts = [
     ["Packet", `${packet.from} → ${packet.to}/${packet.protocol}`],
     ["Met by", `${hook.program} at ${hook.device} of ${node}`],

@@ -319,8 +319,8 @@ fn the_tunnel_stands_in_for_pods_that_nothing_else_reaches() {
                 .map(|pod| format!("{} {}", pod.name, pod.at))
                 .collect::<Vec<_>>()
         });
-        let is_led = desired.tables().to_string().contains("192.0.0.8:4000");
-        assert_eq!(is_led, pods.is_some(), "{}", shown(&desired));
+        let is_by_tunnel = desired.tables().to_string().contains("192.0.0.8:4000");
+        assert_eq!(is_by_tunnel, pods.is_some(), "{}", shown(&desired));
         assert!(desired.has_own_backend(), "lo needs a program");
         pods.unwrap_or_default()
     };

@@ -225,3 +225,20 @@ fn failing_services_are_listed_without_points() {
     clock.take(30, &all(3, 5));
     assert_eq!(clock.1.failing(), &BTreeMap::new());
 }
+
+#[test]
+fn namespace_with_many_failing_services_leaves_places_to_others() {
+    let point = |dropped| Point {
+        dropped,
+        ..Point::default()
+    };
+    let noisy = (0..2 * SERVICES).map(|nth| (name(&format!("s{nth:03}")), point(1_000.0)));
+    let quiet = ObjectName {
+        namespace: "quiet".into(),
+        name: "web".into(),
+    };
+    let points = noisy.chain([(quiet.clone(), point(1.0))]).collect();
+    let failing = failing(&points);
+    assert_eq!(failing.len(), SERVICES);
+    assert!(failing.contains_key(&quiet));
+}
