@@ -169,3 +169,34 @@ fn page_quotes_warnings_that_the_agent_logs() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn first_table_has_each_alert_with_its_severity() -> Result<()> {
+    let rules = read("deploy/monitoring/alerts.yaml")?;
+    let mut alert = None;
+    let mut expected = BTreeSet::new();
+    for line in rules.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix("- alert: ") {
+            alert = Some(name);
+        } else if let Some((_, labels)) = line.split_once("severity: ") {
+            let severity = labels.trim_end_matches(" }");
+            expected.extend(alert.take().map(|alert| (alert, severity)));
+        }
+    }
+    ensure!(!expected.is_empty(), "no alert in the rule file");
+    let page = read("docs/alerts.md")?;
+    let mut listed = BTreeSet::new();
+    for row in page.lines().filter(|line| line.starts_with("| [Kpx")) {
+        let mut cells = row.split('|').skip(1).map(str::trim);
+        let (alerts, severity) = (cells.next().unwrap_or(""), cells.next().unwrap_or(""));
+        let names = alerts.split('[').skip(1);
+        listed.extend(names.filter_map(|name| Some((name.split(']').next()?, severity))));
+    }
+    ensure!(
+        listed == expected,
+        "docs/alerts.md has {:?}, the rules have {:?}",
+        &listed - &expected,
+        &expected - &listed
+    );
+    Ok(())
+}
