@@ -13,7 +13,7 @@ pub use sock_addr::SockAddr;
 
 /// An address of one family. Types with an address are generic over it and have two instances.
 pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
-    /// `0.0.0.0` or `::`. Stands for "none", because packets never carry it as a peer.
+    /// `0.0.0.0` or `::`. Stands for "no address", because no peer of a packet has it.
     const UNSPECIFIED: Self;
     /// The family's name in `status` and logs: `IPv4`, `IPv6`.
     const FAMILY: &'static str;
@@ -23,9 +23,7 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
 
     fn from_ip(ip: IpAddr) -> Option<Self>;
     fn ip(self) -> IpAddr;
-    /// Returns the node's source address of this family on `device`.
     fn of_device(device: &Device) -> Self;
-    /// Returns the node's primary address of this family.
     fn of_node(node: &Node) -> Self {
         *Self::at_node(node)
     }
@@ -35,7 +33,7 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     /// Returns the /64 prefix of an IPv6 address if `is_asked`, because any host there has 2^64
     /// addresses (RFC 4291 §2.5.4). Returns IPv4 addresses unchanged.
     fn site_if(self, is_asked: bool) -> Self;
-    /// Returns the multicast address that represents a namespace among clients, which are all
+    /// Returns the multicast address that stands for a namespace in `CLIENTS`, whose other keys are
     /// unicast.
     fn of_namespace(namespace: Namespace) -> Self;
     /// Folds the words of the address, in wire order, into `seed`.

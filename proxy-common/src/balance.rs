@@ -39,7 +39,8 @@ impl<A: Addr> Affinity<A> {
     }
 }
 
-/// Returns a client's entry in every Maglev table of a service port. Independent of the node.
+/// Returns the index of a client's entry in each Maglev table of a service port. All nodes compute
+/// the same index.
 #[inline(always)]
 pub fn maglev_place<A: Addr>(client: SockAddr<A>, service: &FrontendKey<A>) -> usize {
     let ports = u32::from(client.port.wire()) << 16 | u32::from(service.port.wire());

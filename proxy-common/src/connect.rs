@@ -46,7 +46,6 @@ impl DialTime {
     }
 }
 
-/// The number of histogram buckets.
 pub const BUCKETS: usize = 18;
 /// The binary logarithm of the first bucket's bound in units: 66 µs. Each bound is twice the
 /// previous; the last bucket is unbounded.
@@ -79,7 +78,7 @@ pub const fn bound_units(bucket: usize) -> Option<u64> {
 pub struct Outcome(pub u32);
 
 impl Outcome {
-    /// A SYN was retransmitted early, without any packet of the backend.
+    /// The client retransmitted its SYN before [`PATIENCE`], and the backend has sent no packet.
     pub const RETRANSMITTED: Self = Self(u32::MAX);
     const UNITS_MAX: u32 = u32::MAX - 0x1000;
     /// The bits with a failure's [`Voter`].
@@ -88,7 +87,7 @@ impl Outcome {
     const REFUSED: u32 = u32::MAX - 0x2ff;
     const UNHEARD: u32 = u32::MAX - 0x3ff;
     const UNREACHABLE: u32 = u32::MAX - 0x4ff;
-    /// A datagram of a flow without an answer was refused by an ICMP "port unreachable".
+    /// An ICMP "port unreachable" refused a datagram of a flow that the backend has not answered.
     pub const DATAGRAM_REFUSED: Self = Self(u32::MAX - 0x5ff);
 
     /// No outcome yet: this client's first SYN is on its way to the backend.
@@ -103,13 +102,14 @@ impl Outcome {
         Self(Self::REFUSED | voter as u32)
     }
 
-    /// This client retransmitted its SYN after [`PATIENCE`], without any packet of the backend.
+    /// This client retransmitted its SYN after [`PATIENCE`], and the backend has sent no packet.
     #[inline(always)]
     pub const fn unheard(Voter(voter): Voter) -> Self {
         Self(Self::UNHEARD | voter as u32)
     }
 
-    /// An ICMP error reported that this client's SYN did not reach the silent backend.
+    /// An ICMP error reported that this client's SYN did not reach the backend, which has sent no
+    /// packet.
     #[inline(always)]
     pub const fn unreachable(Voter(voter): Voter) -> Self {
         Self(Self::UNREACHABLE | voter as u32)
@@ -125,7 +125,7 @@ impl Outcome {
         })
     }
 
-    /// Returns the time until the answer. `None` for a failure.
+    /// Returns the units until the answer. `None` if the backend has not answered.
     #[inline(always)]
     pub const fn units(self) -> Option<u32> {
         if self.0 <= Self::UNITS_MAX {
@@ -153,7 +153,6 @@ impl Outcome {
         self.0 & !Self::VOTER == Self::REFUSED || self.0 == Self::DATAGRAM_REFUSED.0
     }
 
-    /// Returns the protocol of the flow.
     #[inline(always)]
     pub const fn proto(self) -> Proto {
         if self.0 == Self::DATAGRAM_REFUSED.0 {
@@ -163,7 +162,7 @@ impl Outcome {
         }
     }
 
-    /// Returns true for an ICMP error. The connection may still be answered, and counts as
+    /// Returns true for an ICMP error. The backend may still answer, so the connection counts as
     /// unanswered only when its flow ends.
     #[inline(always)]
     pub const fn is_unreachable(self) -> bool {
@@ -174,7 +173,7 @@ impl Outcome {
 /// The units after which a retransmitted SYN counts as a failure: the client's initial timeout of
 /// one second (RFC 6298), less the inaccuracy of kernel timers.
 pub const PATIENCE: u32 = (900_000_000 / UNIT_NANOS) as u32;
-/// The same under session affinity: two timeouts.
+/// The value of [`PATIENCE`] under session affinity: two timeouts.
 pub const AFFINITY_PATIENCE: u32 = (2_700_000_000 / UNIT_NANOS) as u32;
 
 /// A client's bit in [`Votes`]. Clients may share a bit.
@@ -293,8 +292,8 @@ pub struct Connects {
     /// The connections that the backend's first packet reset; in a row of UDP, the datagrams that
     /// it refused before it had sent a packet.
     pub refused: u64,
-    /// The connections that the agent swept without any packet of the backend. Flows that the
-    /// programs evict are not counted.
+    /// The connections that ended without a packet of the backend, as the agent's sweep finds them.
+    /// Flows that the programs evict are not counted.
     pub unanswered: u64,
     /// The SYNs that clients retransmitted before any packet of the backend.
     pub retransmitted: u64,
@@ -316,7 +315,6 @@ impl Connects {
         votes: Votes::NONE,
     };
 
-    /// Returns the number of answered connections.
     pub fn answered(&self) -> u64 {
         self.buckets
             .iter()
@@ -328,7 +326,6 @@ impl Connects {
         self.refused.wrapping_add(self.unanswered)
     }
 
-    /// Returns the counts since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = *self;
@@ -356,7 +353,7 @@ impl core::ops::AddAssign for Connects {
         self.unanswered = self.unanswered.wrapping_add(other.unanswered);
         self.retransmitted = self.retransmitted.wrapping_add(other.retransmitted);
         self.last_secs = self.last_secs.max(other.last_secs);
-        // Votes belong to a single backend, so a sum keeps its own.
+        // Votes concern a single backend, so a sum keeps its own votes.
     }
 }
 

@@ -1,4 +1,5 @@
-//! The programs' counters. Every packet is translated or has a reason for its fate.
+//! The programs' counters. Every packet is translated or has a [`Reason`], which decides its
+//! verdict.
 
 /// The reason why a packet was not translated.
 #[repr(u32)]
@@ -18,7 +19,7 @@ pub enum Reason {
     Protocol,
     /// Has a multicast, broadcast, loopback, unspecified or link-local (fe80::/10) address.
     NotUnicast,
-    /// Neither a flow nor a frontend.
+    /// Belongs to no flow, and its destination is no frontend.
     NotOurs,
     /// Belongs to no flow and cannot open one.
     NoFlow,
@@ -34,7 +35,7 @@ pub enum Reason {
     SourceRange,
     /// To an unallocated address of a ServiceCIDR.
     Unallocated,
-    /// A slot vanished twice between the count and the read.
+    /// The slot was removed between the reads of the count and of the slot, twice.
     StaleSlot,
     /// The flow table is full.
     FlowsFull,
@@ -58,14 +59,14 @@ pub enum Reason {
     /// Spoofed: the source is the node's own address, or the route to the source uses another
     /// device.
     Spoofed,
-    /// A first fragment to a Service that lacks part of its transport header.
+    /// A first fragment to a Service, without its complete transport header.
     CutHeader,
     /// Belongs to a connection whose backend is lost with its node, for a Service with
     /// `reset-on-node-loss`.
     BackendLost,
 }
 
-/// The fate of a packet that was not translated.
+/// What happens to a packet that was not translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The packet continues unchanged to the next program.
@@ -125,7 +126,7 @@ impl Reason {
         Self::ALL.get(index as usize).copied()
     }
 
-    /// Returns the fate of such a packet at a device hook. The single place of this decision.
+    /// Returns the verdict on such a packet at a device hook. Only this function decides it.
     #[inline(always)]
     pub const fn verdict(self) -> Verdict {
         match self {
@@ -158,8 +159,8 @@ impl Reason {
         }
     }
 
-    /// Returns the fate of such a packet at the anchor, behind which the kernel would route a
-    /// passed packet in again. Only Draining passes, for another proxy; the anchor's other end does
+    /// Returns the verdict on such a packet at the anchor. The kernel would route a passed packet
+    /// into the anchor again, so only Draining passes, for another proxy; the anchor's peer does
     /// not forward it.
     #[inline(always)]
     pub const fn verdict_at_anchor(self) -> Verdict {
@@ -214,9 +215,9 @@ impl Reason {
 pub enum Event {
     FlowOpened,
     /// The programs closed a flow so that its client reaches another backend: a UDP flow of a
-    /// removed backend, or a half-open TCP flow of a silent backend.
+    /// removed backend, or a half-open TCP flow of an unresponsive backend.
     FlowMoved,
-    /// The programs evicted a half-open flow to make room.
+    /// The programs evicted a half-open flow to free its entries.
     FlowForgotten,
     /// A packet was translated towards a backend.
     Forwarded,
@@ -224,14 +225,14 @@ pub enum Event {
     Returned,
     /// The programs answered a rejected packet, which also counts under its reason.
     Rejected,
-    /// A rejected packet was left unanswered: the frame was for another host, or the limit per
-    /// second was reached.
+    /// The programs did not answer a rejected packet: the frame was for another host, or the limit
+    /// per second was reached.
     Unanswered,
     /// Socket load balancing gave a socket a backend as its peer. None of its packets need
     /// translation.
     SocketLed,
-    /// A packet bypassed the stack, into the pod's veth or to the neighbour on another device. Also
-    /// counts as forwarded or returned.
+    /// A packet bypassed the network stack, into the pod's veth (`FastLocal`) or to the neighbour
+    /// on another device (`FastRemote`). Also counts as forwarded or returned.
     FastLocal,
     FastRemote,
     /// A client with an address in this node's podCIDRs was classified as outside the cluster.
@@ -241,8 +242,8 @@ pub enum Event {
     /// A FIN or RST had a sequence number that the other side does not expect. The packet passed,
     /// and the flow stayed open.
     EndIgnored,
-    /// A backend refused a connection, or stayed silent until the client's SYN was retransmitted or
-    /// an ICMP error arrived.
+    /// A backend refused a connection, or had sent nothing when the client's SYN was retransmitted
+    /// or an ICMP error arrived.
     BackendFailed,
     /// A client sent a SYN to a usually prompt backend that has left another SYN unanswered for 0.3
     /// s.

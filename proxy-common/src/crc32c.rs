@@ -9,9 +9,9 @@ const POLYNOMIAL: u32 = 0x82f6_3b78;
 /// The values that two bits leave in the register when they are shifted out.
 static LEFT: [u32; 4] = [0, POLYNOMIAL >> 1, POLYNOMIAL, POLYNOMIAL >> 1 ^ POLYNOMIAL];
 
-/// x^(8 * n): the effect of n zero bytes on the register ...
+/// x^(8 * n): the effect of n zero bytes on the register.
 static ZEROS: [u32; 256] = powers(1 << (31 - 8));
-/// ... and of 256 * n zero bytes.
+/// The effect of 256 * n zero bytes on the register.
 static MANY_ZEROS: [u32; 256] = powers(multiply(ZEROS[255], ZEROS[1]));
 
 /// Returns the CRC of a message of `len` bytes after an XOR of its first four bytes (little-endian)

@@ -26,9 +26,9 @@ impl Node {
     pub const COMPAT: u32 = 1 << 0;
     /// `--masquerade-all`: masquerade every client of a ClusterIP.
     pub const MASQUERADE_ALL: u32 = 1 << 1;
-    /// Local pods are detectable by IPv4 ...
+    /// Local pods are detectable by their IPv4 addresses.
     pub const DETECTS4: u32 = 1 << 2;
-    /// ... and by IPv6.
+    /// Local pods are detectable by their IPv6 addresses.
     pub const DETECTS6: u32 = 1 << 3;
     /// `--cluster-ip-external`, the default: ClusterIPs serve clients outside the cluster, as
     /// kube-proxy's do.
@@ -37,20 +37,21 @@ impl Node {
     /// and neither do packets of its sockets to its own addresses.
     pub const HOST: u32 = 1 << 5;
 
-    /// `kpx cleanup --drain`: opening packets pass to the next program, and open flows continue.
+    /// `kpx cleanup --drain`: packets that would open flows pass to the next program, and open
+    /// flows continue.
     pub const DRAINING: u32 = 1 << 6;
     /// Packets of open connections bypass the stack, if the loaded programs support it.
     pub const FAST_PATH: u32 = 1 << 7;
     /// Devices are stacked: a packet may pass two egress hooks, of a bridge and its port, or a
     /// macvlan and its parent.
     pub const STACKED: u32 = 1 << 8;
-    /// Any device is [`Device::FILTERED`].
+    /// At least one device is [`Device::FILTERED`].
     pub const FILTERED: u32 = 1 << 9;
     /// Connections between pods of this node bypass the stack from their first packet, because the
     /// stack does not change them.
     pub const FAST_OPEN: u32 = 1 << 11;
-    /// Open bypass connections continue, whether or not new ones are allowed. Conntrack may be
-    /// liberal with some.
+    /// Open bypass connections continue, even if no new bypass connection is allowed. Some may have
+    /// a liberal conntrack entry.
     pub const FAST_KEEP: u32 = 1 << 12;
     /// With FAST_OPEN and FAST_OPENED: only between addresses in [`pod_net::UNCHANGED`] networks.
     pub const FAST_OPEN_PODS: u32 = 1 << 13;
@@ -59,8 +60,8 @@ impl Node {
     /// Packets of open connections between pods of this node bypass the stack once the agent has
     /// made their conntrack entries liberal.
     pub const FAST_OPENED: u32 = 1 << 15;
-    /// Any pod's device is [`Device::BARE`], so pods' connections may bypass the stack where rules
-    /// permit.
+    /// At least one pod's device is [`Device::BARE`], so pods' connections may bypass the stack
+    /// where rules permit.
     pub const BARE_PODS: u32 = 1 << 16;
     /// With FAST_OPENED: also UDP flows from clients outside to pods of this node.
     pub const FAST_OPENED_OUTSIDE: u32 = 1 << 17;
@@ -95,7 +96,6 @@ impl Node {
         }
     }
 
-    /// Returns a copy with another anchor.
     pub const fn with_anchor(self, ifindex: u32, mac: [u8; 6]) -> Self {
         Self {
             anchor_ifindex: ifindex,
@@ -109,7 +109,6 @@ impl Node {
         self.flags & flag != 0
     }
 
-    /// Returns a copy with these flags added.
     pub const fn with(self, flags: u32) -> Self {
         Self {
             flags: self.flags | flags,
@@ -117,7 +116,6 @@ impl Node {
         }
     }
 
-    /// Returns a copy with these flags removed.
     pub const fn without(self, flags: u32) -> Self {
         Self {
             flags: self.flags & !flags,
@@ -126,11 +124,11 @@ impl Node {
     }
 }
 
-/// The mark of packets injected into the anchor's ingress for the host. By the mark
-/// (`src_valid_mark`) the kernel validates the source with the route of the host's own packets to
-/// that address and port. The mark stands for the port, which this check does not have.
+/// The mark of packets injected into the anchor's ingress for the host. With `src_valid_mark` the
+/// kernel validates the source with the marked route, which is that of the host's own packets to
+/// that address and port. The mark stands for the port, which the kernel's check does not have.
 pub const INJECTED_MARK: u32 = (b'K' as u32) << 24;
-/// The bits of the mark that kpx uses. Others may use the rest.
+/// The bits of the mark that kpx uses. Other programs may use the rest.
 pub const INJECTED_MASK: u32 = 0xff << 24;
 
 /// Value of `ADDRS`, keyed by the node's own addresses.
@@ -176,7 +174,8 @@ pub struct Device {
     /// The host's source addresses on this device. Unspecified if the host has none.
     pub addr4: Addr4,
     pub addr6: Addr6,
-    /// The interface index of the device's bridge, which routes name instead. 0 without a bridge.
+    /// The interface index of the bridge of this port, which routes name instead. 0 if there is
+    /// none.
     pub bridge: u32,
     /// The largest unfragmented IP packet in bytes. 0 if unknown.
     pub mtu: u32,
@@ -192,16 +191,17 @@ impl Device {
     pub const POD: u32 = 1 << 0;
     /// The operator declares every sender behind the device a local pod (`--detect-local-mode`).
     pub const DETECTED: u32 = 1 << 1;
-    /// One end of a pair whose other end packets may also reach in other ways.
+    /// One end of a plain veth pair. The programs may put packets directly into its other end
+    /// (`bpf_redirect_peer`).
     pub const PEER: u32 = 1 << 2;
-    /// A packet that arrives here has passed no other hook of this host, so an outsider wrote any
-    /// mark on it.
+    /// A packet that arrives here has passed no other hook of this host, so its mark comes from
+    /// outside.
     pub const EDGE: u32 = 1 << 3;
     /// The kernel drops IPv4 packets whose source is routed to another device (`rp_filter` is 1),
     /// and each route names one device.
     pub const STRICT4: u32 = 1 << 4;
-    /// A pod's device without routes (Open vSwitch). Its frames are addressed to the device that
-    /// has them.
+    /// A pod's device without routes (Open vSwitch). Its frames are addressed to the device with
+    /// the routes.
     pub const LOOSE: u32 = 1 << 5;
     /// Packets start with the IP header, so the fast path does not deliver to this device.
     pub const HEADERLESS: u32 = 1 << 6;
@@ -211,8 +211,8 @@ impl Device {
     /// Another program's clsact filter may process packets before kpx and overwrite the packet
     /// mark: see `weigh` in proxy-ebpf.
     pub const FILTERED: u32 = 1 << 7;
-    /// A bridge whose ports all lead to pods of this node, without a router: packets enter by its
-    /// ports only.
+    /// A bridge whose ports are all attached to pods of this node, without a router, so packets
+    /// enter only through its ports.
     pub const POD_BRIDGE: u32 = 1 << 9;
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {
@@ -227,7 +227,6 @@ impl Device {
         }
     }
 
-    /// Returns a copy with these flags removed.
     pub const fn without(self, flags: u32) -> Self {
         Self {
             flags: self.flags & !flags,

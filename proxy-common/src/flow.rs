@@ -1,8 +1,9 @@
 //! The packet path's record of one conversation.
 //!
-//! A flow has two or four entries in `FLOWS`, each keyed by the tuple before its hook rewrites it.
-//! All hold the same [`Flow`], except for `kind` and the counters of their direction. So a hook
-//! needs a single lookup, and the keys of the other entries follow from any entry without pointers.
+//! A flow has two or four entries in `FLOWS`, each keyed by the tuple before its hook rewrites it:
+//! the original entry (`Dnat`), the reply entry (`Undnat`), and two more if the source address
+//! changes on devices. All hold the same [`Flow`], except for `kind` and the counters of their
+//! direction. So a hook needs a single lookup, and any entry yields the keys of the other entries.
 //!
 //! Between the hooks a packet is `(client address, source port) -> backend`. The source port is the
 //! client's own unless another flow has that tuple. For a client outside (addresses and ports
@@ -97,17 +98,18 @@ pub struct Flow<A: Addr> {
     pub source: SockAddr<A>,
     pub kind: Kind,
     flags: u8,
-    /// The client's bits. Valid in the original entry, and written by that direction only.
+    /// The bits of the client's packets. Valid in the original entry, and written by that direction
+    /// only.
     pub tx: Seen,
-    /// The backend's bits. The original entry holds the valid copy; the reply entry has its own
-    /// working copy. A client's packet only clears the RST bit there, for a RST that the client
-    /// ignored.
+    /// The bits of the backend's packets. The original entry holds the valid copy; the reply entry
+    /// has its own working copy. A client's packet only clears the RST bit in the reply entry, for
+    /// a RST that the client ignored.
     pub rx: Seen,
     /// The time of the last packet at this entry, in seconds since boot.
     pub last_secs: u32,
-    /// TCP: the [`Acked`] number of this entry's sender; before that, in the original entry, the
-    /// [`Proof`]. Other protocols, in the original entry: the value of `GENERATION` when the
-    /// backend last served.
+    /// TCP: the [`Acked`] number of this entry's sender; before that, the [`Proof`] in the original
+    /// entry and the [`DialTime`](crate::connect::DialTime) in the reply entry. Other protocols, in
+    /// the original entry: the value of `GENERATION` when the backend last served.
     pub generation: u32,
     /// The service port. [`FrontendKey::address`] of the unspecified address for connections of
     /// other programs.
@@ -126,15 +128,15 @@ pub const LINGER_SECS: u32 = 3;
 /// The idle time after which a client that reuses its port may have forgotten the flow.
 const REDIAL_SECS: u32 = 60;
 
-/// The number of datagrams that makes a client a stream even without answers (logs, measurements).
+/// The number of datagrams from which a client counts as a stream even without answers (logs,
+/// measurements).
 const STREAM: u64 = 16;
 
-/// The time in which a backend must answer such a client's SYN. After that the backend has lost the
-/// connection as well.
+/// The seconds in which a backend must answer a SYN on such an idle flow. After that the backend
+/// has lost the connection as well.
 const ANSWER_SECS: u32 = 3;
 
 impl<A: Addr> Flow<A> {
-    /// The maximum number of entries of a flow.
     pub const ENTRIES_MAX: u32 = 4;
 
     /// Opened by a socket of the host, at the anchor.
@@ -153,7 +155,7 @@ impl<A: Addr> Flow<A> {
     pub const NUMBERED: u8 = 1 << 5;
     /// The flow has four entries. Older programs do not set this flag.
     pub const WIDE: u8 = 1 << 7;
-    /// The client is behind a device of other hosts, any of which may spoof its address.
+    /// The client is behind an uplink, where any host may spoof its address.
     pub const REMOTE: u8 = 1 << 6;
     /// A connection of another program (foreign NAT port). Its tuple collided with a flow, so kpx
     /// gave it another source port at egress.
@@ -202,7 +204,6 @@ impl<A: Addr> Flow<A> {
         self.flags & (Self::HOST | Self::HOST_FRONTEND) == Self::HOST | Self::HOST_FRONTEND
     }
 
-    /// Returns true for a bypass flow to a pod of another node.
     #[inline(always)]
     pub const fn is_bypass_far(&self) -> bool {
         self.flags & (Self::HOST | Self::FAR) == Self::FAR
@@ -251,13 +252,11 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Returns the number of the flow's entries.
     #[inline(always)]
     pub fn entries(&self) -> u32 {
         2 << ((self.flags & Self::WIDE) / Self::WIDE)
     }
 
-    /// Returns the key of this entry.
     #[inline(always)]
     pub fn key(&self, proto: Proto) -> FlowKey<A> {
         self.key_as(self.kind, proto)
@@ -278,8 +277,8 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Returns the key of the original entry. Every flow has it, created last and removed last, so
-    /// its existence is the flow's.
+    /// Returns the key of the original entry. A flow exists exactly while this entry exists, which
+    /// is created last and removed last.
     #[inline(always)]
     pub const fn opener_key(&self, proto: Proto) -> FlowKey<A> {
         let hook = if self.has(Self::HOST) {
@@ -304,8 +303,8 @@ impl<A: Addr> Flow<A> {
         }
     }
 
-    /// Returns true if device hooks change the flow's source address. (The anchor rewrites both at
-    /// once.)
+    /// Returns true if device hooks change the flow's source address. (The anchor rewrites both
+    /// addresses at once.)
     #[inline(always)]
     pub fn is_snat_on_devices(&self) -> bool {
         self.is_snat() && !self.has(Self::HOST)
@@ -336,7 +335,7 @@ impl<A: Addr> Flow<A> {
     }
 
     /// Returns true if the client has not yet proven that it exists, which spoofed clients cannot
-    /// do. Such a flow makes room for others. For the original entry.
+    /// do. The programs may evict such a flow. For the original entry.
     ///
     /// A UDP client behind an uplink stays half-open: any host can spoof two datagrams.
     #[inline(always)]
@@ -350,8 +349,8 @@ impl<A: Addr> Flow<A> {
         (proto.0 == Proto::UDP.0) & self.is_far()
     }
 
-    /// Returns the entries that count for the client's share once the flow is not half-open: 0 if
-    /// its client cannot prove itself.
+    /// Returns the entries that count for the client's share once the flow is no longer half-open:
+    /// 0 if its packets cannot prove that the client exists.
     #[inline(always)]
     pub fn countable_entries(&self, proto: Proto) -> u32 {
         if self.shows_no_client(proto) {
@@ -373,9 +372,9 @@ impl<A: Addr> Flow<A> {
         self.tx.with(self.rx).has(Seen::ASSURED)
     }
 
-    /// Returns true if a UDP client has sent since `since_secs`. In a flood, where places last for
-    /// less than a second, returns true for a recently active stream, which costs the flood many
-    /// packets. For the original entry.
+    /// Returns true if a UDP client has sent a packet since `since_secs` (since boot), or is a
+    /// recently active stream. In a flood, places in the half-open queue last for less than a
+    /// second, and a stream costs the flood many packets. For the original entry.
     #[inline(always)]
     pub const fn is_stream_since(&self, since_secs: u32, now_secs: u32) -> bool {
         let is_going_on = self.passed.packets >= STREAM && is_recent(self.idle_secs(now_secs));
@@ -403,8 +402,8 @@ impl<A: Addr> Flow<A> {
     }
 
     /// Returns true if only a RST from a client outside has ended the flow. Any host may have
-    /// spoofed the RST with one of many in-window numbers. A backend that ignores it continues,
-    /// which revokes the RST. For the original entry.
+    /// spoofed the RST with one of many in-window numbers. A backend that ignores the RST continues
+    /// to send, which revokes the RST. For the original entry.
     #[inline(always)]
     pub const fn may_survive_reset(&self, proto: Proto) -> bool {
         let is_over_without = Seen::is_over(self.tx.without(Seen::RST), self.rx);
@@ -415,8 +414,8 @@ impl<A: Addr> Flow<A> {
             && is_over_without == 0
     }
 
-    /// Returns true if the flow is expired and expects no further packet. Such flows make room for
-    /// others too, in case no agent sweeps. For the original entry.
+    /// Returns true if the flow is expired and expects no further packet. The programs may evict
+    /// such a flow as well, in case no agent sweeps. For the original entry.
     #[inline(always)]
     pub fn is_evictable(&self, proto: Proto, now_secs: u32, timeouts: Timeouts) -> bool {
         let has_said_all = self.state() == State::Reset || self.idle_secs(now_secs) > LINGER_SECS;

@@ -51,7 +51,7 @@ impl ForeignNat {
         self.until_secs > now_secs
     }
 
-    /// Returns true if the difference is worth a write. A small extension is not.
+    /// Returns true if the difference is worth a write. Extensions up to 30 s are not.
     #[inline(always)]
     pub const fn differs_from(&self, other: &Self) -> bool {
         self.ended != other.ended || self.until_secs.abs_diff(other.until_secs) > 30
@@ -64,7 +64,7 @@ pub struct Packet {
     pub opens: bool,
     pub ends: bool,
     pub resets: bool,
-    /// The programs do not see the packets between the connection's first and last ones.
+    /// The programs do not process the packets between the connection's first and last packets.
     pub is_seen_alone: bool,
 }
 

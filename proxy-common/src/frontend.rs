@@ -1,8 +1,9 @@
 //! The agent's maps from a dialled address to a backend.
 //!
-//! `FRONTENDS` maps a dialled address to a service port. `SERVICES` counts the backends in each of
-//! its sets, and `SLOTS` holds them. A service port is named by its ClusterIP frontend, so its
-//! other frontends (NodePort, ExternalIP, LoadBalancer) share its backends without ids.
+//! `FRONTENDS` maps a dialled address to a service port. `SERVICES` holds the number of backends in
+//! each set of a service port, and `SLOTS` the backends. A service port is named by its ClusterIP
+//! frontend, so its other frontends (NodePort, ExternalIP, LoadBalancer) share its backends without
+//! ids.
 //!
 //! Three more maps have rows only where needed. `ENDPOINTS` holds the endpoints that still serve.
 //! `MAGLEV` is a consistent hash table over a set's slots, which also holds the shares of weighted
@@ -54,7 +55,6 @@ impl<A: Addr> FrontendKey<A> {
         Self::new(A::UNSPECIFIED, port, proto)
     }
 
-    /// Returns the standard library's form, for userspace.
     pub fn socket_addr(&self) -> core::net::SocketAddr {
         core::net::SocketAddr::new(self.addr.ip(), self.port.get())
     }
@@ -77,7 +77,7 @@ impl<A: Addr> core::fmt::Debug for FrontendKey<A> {
 pub struct FrontendKind(u8);
 
 impl FrontendKind {
-    /// A ClusterIP without the dialled port: see [`FrontendKey::address`].
+    /// A port that the ClusterIP does not have: see [`FrontendKey::address`].
     pub const ADDRESS: Self = Self(0);
     pub const CLUSTER_IP: Self = Self(1);
     /// At any node port address of the node: see [`FrontendKey::node_port`].
@@ -129,7 +129,6 @@ impl<A: Addr> Frontend<A> {
         }
     }
 
-    /// Returns the row with a namespace.
     #[must_use]
     pub const fn in_namespace(self, namespace: Namespace) -> Self {
         Self { namespace, ..self }
@@ -196,7 +195,8 @@ assert_size!(Service = 2 + 2 + 2 + 1 + 1 + 4);
 impl Service {
     /// `internalTrafficPolicy: Local`: the ClusterIP uses [`Set::LOCAL`] only.
     pub const INTERNAL_LOCAL: u16 = 1 << 0;
-    /// Usable endpoints exist somewhere, so an empty set drops instead of rejecting.
+    /// The cluster has usable endpoints, so the programs drop packets to an empty set instead of
+    /// rejecting them.
     pub const HAS_ENDPOINTS: u16 = 1 << 1;
     /// `externalTrafficPolicy: Local`: the other frontends use [`Set::LOCAL`] for clients outside.
     pub const EXTERNAL_LOCAL: u16 = 1 << 2;
@@ -211,12 +211,13 @@ impl Service {
     pub const SPARES_NODE: u16 = 1 << 6;
     /// Backends differ in weight, so every algorithm chooses slots through [`Maglev`] entries.
     pub const WEIGHTED: u16 = 1 << 7;
-    /// A TCP flow leaves a silent backend when its client retransmits the SYN. Each serving set has
-    /// several backends.
+    /// A TCP flow leaves an unresponsive backend when its client retransmits the SYN. Each serving
+    /// set has several backends.
     pub const FAILS_OVER: u16 = 1 << 8;
     /// TCP flows to lost nodes are reset, so socket load balancing must not bypass the programs.
     pub const ENDS_LOST: u16 = 1 << 9;
-    /// Clients that the set does not serve pass to the dialled address, which no Service has.
+    /// Packets of clients that the set does not serve pass to the dialled address, which no Service
+    /// has.
     pub const ELSE_PASSES: u16 = 1 << 10;
 
     pub const fn new(cluster: u16, local: u16, flags: u16) -> Self {
@@ -287,7 +288,7 @@ impl<A: Addr> SlotKey<A> {
 
 /// Key of `ENDPOINTS`: a serving endpoint of a service port, ready or terminating. Rows exist for
 /// UDP ports, whose flows leave a removed backend, and for ports with session affinity. A local
-/// redirect adds rows of its own: see [`EndpointKey::spared`].
+/// redirect adds rows for its pods: see [`EndpointKey::spared`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey<A: Addr> {
@@ -318,11 +319,11 @@ impl<A: Addr> EndpointKey<A> {
 pub struct Endpoint(u32);
 
 impl Endpoint {
-    /// In [`Set::CLUSTER`], so that clients of this set may stay.
+    /// The endpoint is in [`Set::CLUSTER`], so clients of this set may keep it.
     pub const IN_CLUSTER_SET: u32 = 1 << 0;
-    /// In [`Set::LOCAL`].
+    /// The endpoint is in [`Set::LOCAL`].
     pub const IN_LOCAL_SET: u32 = 1 << 1;
-    /// On this node: see [`Backend::LOCAL`].
+    /// The endpoint is on this node: see [`Backend::LOCAL`].
     pub const LOCAL: u32 = 1 << 2;
 
     pub const fn new(flags: u32) -> Self {

@@ -1,4 +1,4 @@
-//! The half-open queue: the original keys of evictable flows, oldest first.
+//! The half-open queue: the keys of the original entries of evictable flows, oldest first.
 //!
 //! Each CPU has its own rings, so that CPUs under a flood share neither locks nor cache lines.
 //! `HALF_OPEN_RING` holds the places of all rings in sequence, and `HALF_OPEN_ENDS` the ends of
@@ -7,7 +7,7 @@
 //! A CPU has two rings. Each flow first gets a place in the ring of waiting flows. When that place
 //! is needed, an answered flow whose client cannot prove that it exists
 //! ([`Flow::shows_no_client`](crate::flow::Flow::shows_no_client)) moves to the ring of streams. So
-//! a flood of new flows does not evict streams while that ring has room.
+//! a flood of new flows does not evict streams while that ring has free places.
 
 use crate::addr::{Addr, Addr4, Addr6};
 use crate::assert_size;
@@ -27,8 +27,9 @@ assert_size!(Place<Addr6> = 40 + 4);
 
 /// Value of `HALF_OPEN_ENDS`: the total numbers of places freed and used in a ring. Both wrap.
 ///
-/// The CPU's own programs write them. Other CPUs do so only to make room in a full table, or if
-/// CPUs share a ring. A lost update then loses a place: its flow times out, or goes early.
+/// The CPU's own programs write them. Other CPUs write them only to free entries of a full flow
+/// table, or if CPUs share a ring. A lost update then loses a place: its flow times out, or is
+/// evicted early.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ends {
@@ -51,7 +52,6 @@ pub struct PaddedEnds {
 assert_size!(PaddedEnds = ENDS_STRIDE);
 
 impl PaddedEnds {
-    /// The ends of an empty ring.
     pub const EMPTY: Self = Self {
         ends: Ends { first: 0, next: 0 },
         pad: [0; (ENDS_STRIDE - size_of::<Ends>()) / 4],

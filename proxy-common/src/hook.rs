@@ -47,7 +47,7 @@ pub enum Direction {
 pub enum Place {
     /// A device for packets of other hosts and pods, with programs in both directions.
     Device,
-    /// The same for a device without Ethernet headers.
+    /// A device for packets of other hosts and pods, without Ethernet headers.
     Headerless,
     /// The anchor, with a program on its egress.
     Anchor,
@@ -114,7 +114,6 @@ impl PacketHook {
             .find(|hook| hook.place() == place && hook.direction() == direction)
     }
 
-    /// Returns the programs of one direction.
     pub fn programs_at(direction: Direction) -> impl Iterator<Item = &'static str> {
         Self::ALL
             .into_iter()

@@ -32,29 +32,31 @@ macro_rules! family_maps {
             flows: FLOWS4 FLOWS6: HashMap<FlowKey<A>, Flow<A>> = FLOWS, 0, more_passed;
             /// Foreign NAT ports.
             foreign_nat: GUESTS4 GUESTS6: LruHashMap<FlowKey<A>, ForeignNat> = 32_768, 0, none;
-            /// Original keys, oldest first. Half-open flows among them make room.
+            /// The keys of original entries, oldest first. The programs may evict half-open flows
+            /// among them.
             half_open: HALF_OPEN_RING4 HALF_OPEN_RING6: Array<Place<A>> = all_places(FLOWS / 4), 0, none;
             half_open_ends: HALF_OPEN_ENDS4 HALF_OPEN_ENDS6: Array<PaddedEnds> = RINGS_MAX * CLASSES, 0, none;
-            /// The number of each client's entries beyond half-open.
+            /// The number of each client's entries of flows that are no longer half-open.
             clients: CLIENTS4 CLIENTS6: LruHashMap<A, u32> = 65_536, 0, keep;
-            /// The number of all entries beyond half-open.
+            /// The number of all entries of flows that are no longer half-open.
             lasting: LASTING4 LASTING6: Array<u32> = 1, 0, none;
             /// The client's previous backend.
             affinity: AFFINITY4 AFFINITY6: LruHashMap<AffinityKey<A>, Affinity<A>> = 65_536, 0, keep;
-            /// The same for unproven clients, which evict only each other.
+            /// The previous backend of an unproven client. Unproven clients evict only each other.
             new_affinity: NEW_AFFINITY4 NEW_AFFINITY6: LruHashMap<AffinityKey<A>, Affinity<A>> = 16_384, 0, keep;
             /// The round-robin position of a set.
             cursors: CURSORS4 CURSORS6: LruHashMap<SetKey<A>, u32> = 65_536, 0, keep;
             /// The open flows of each backend, for least connections.
             connections: CONNECTIONS4 CONNECTIONS6: LruHashMap<FrontendKey<A>, u32> = 65_536, 0, keep;
             fragments: FRAGMENTS4 FRAGMENTS6: LruHashMap<FragmentKey<A>, Ports> = 16_384, 0, keep;
-            /// The same for clients behind uplinks, which evict only each other.
+            /// The fragments of clients behind uplinks, which evict only each other.
             far_fragments: FAR_FRAGMENTS4 FAR_FRAGMENTS6: LruHashMap<FragmentKey<A>, Ports> = 16_384, 0, keep;
             /// The node's own addresses.
             addrs: ADDRS4 ADDRS6: HashMap<A, OwnAddr> = 65_536, NO_PREALLOC, keep;
-            /// The local pods' networks, by the operator.
+            /// The networks of pods, with the bits of `pod_net`.
             pods: PODS4 PODS6: LpmTrie<A, u32> = 1_024, NO_PREALLOC, networks;
-            /// The ClusterIP ranges, and the ClusterIPs in them that other proxies serve.
+            /// The ClusterIP ranges, the ClusterIPs in them that other proxies serve, and shared
+            /// networks.
             service_cidrs: SERVICE_CIDRS4 SERVICE_CIDRS6: LpmTrie<A, u32> = 65_536, NO_PREALLOC, networks;
             /// Scratch space of a running hook.
             rooms: ROOM4 ROOM6: PerCpuArray<Room<A>> = 1, 0, per_load;

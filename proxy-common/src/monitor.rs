@@ -6,7 +6,7 @@ use crate::closed::closed;
 use crate::hook::HookId;
 use crate::policy::Decision;
 
-/// The fate of a packet.
+/// What happened to a packet.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct What(pub u8);
@@ -46,6 +46,6 @@ pub struct Record<A: Addr> {
 assert_size!(Record<Addr4> = 4 + 4 + 3 * 8 + 28);
 assert_size!(Record<Addr6> = 4 + 4 + 3 * 20 + 64);
 
-/// The records that a CPU may write in a second: the only value of `WATCHED`, which is 0 while no
-/// operator watches.
+/// The records that a CPU may write in a second: the only value of `WATCHED` while `kpx monitor`
+/// runs, else 0.
 pub const WATCHED_PER_SECOND: u32 = 10_000;

@@ -64,7 +64,7 @@ pub const ANSWERS_PER_SEC: &str = "ANSWERS_PER_SEC";
 /// The number of rings in the half-open queue, and the places in each (`u32`, set before loading).
 pub const HALF_OPEN_RINGS: &str = "HALF_OPEN_RINGS";
 pub const HALF_OPEN_PLACES: &str = "HALF_OPEN_PLACES";
-/// The room of `FLOWS` in entries (`u32`, set before loading).
+/// The capacity of `FLOWS` in entries (`u32`, set before loading).
 pub const FLOW_ROOM: &str = "FLOW_ROOM";
 
 /// The idle timeouts of flows in seconds: see [`Timeouts`](crate::flow::Timeouts) (`u32`, set

@@ -20,8 +20,7 @@ impl Origin {
     pub const POD: Self = Self(2);
     /// The node itself.
     pub const NODE: Self = Self(3);
-    /// A pod by the operator's detection, but from a device of other hosts, like pods of other
-    /// nodes.
+    /// A pod by the operator's detection, but behind an uplink, like pods of other nodes.
     pub const ELSEWHERE: Self = Self(4);
 
     #[inline(always)]
@@ -29,8 +28,8 @@ impl Origin {
         matches!(self.known(), Some(Client::External))
     }
 
-    /// Returns true if the operator's detection matches the client. kube-proxy masquerades by that
-    /// alone.
+    /// Returns true if the operator's detection matches the client. kube-proxy decides by the
+    /// detection alone whether to masquerade.
     #[inline(always)]
     pub const fn is_detected(self) -> bool {
         match self.known() {
@@ -96,7 +95,7 @@ pub const fn is_open_to(kind: FrontendKind, origin: Origin, node: &Node) -> bool
         || node.has(Node::CLUSTER_IP_EXTERNAL | Node::COMPAT)
 }
 
-/// Returns true if the backend must see the node instead of the client. The caller handles two
+/// Returns true if the node's address must replace the client's as source. The caller handles two
 /// further cases: hairpins are always masqueraded, and the host's own packets may need another
 /// address of the node.
 ///
@@ -108,7 +107,7 @@ pub fn is_masqueraded<A: Addr>(
     node: &Node,
     detects: bool,
 ) -> bool {
-    // The address would see the client without the redirect.
+    // Without the redirect, the dialled address would receive the client's own address.
     if service.has(Service::ELSE_PASSES) {
         return false;
     }
@@ -159,7 +158,7 @@ impl<A: Addr> Decision<A> {
     pub const BACKEND: u8 = 1 << 2;
     /// Session affinity chose the backend.
     pub const AFFINITY: u8 = 1 << 3;
-    /// The backend sees the node instead of the client.
+    /// The node's address replaces the client's as source.
     pub const MASQUERADE: u8 = 1 << 4;
     /// The backend's open flows are counted.
     pub const COUNTED: u8 = 1 << 5;
@@ -169,7 +168,6 @@ impl<A: Addr> Decision<A> {
         self.flags & flag != 0
     }
 
-    /// Returns the backend's address and port.
     #[inline(always)]
     pub const fn backend_at(&self) -> SockAddr<A> {
         SockAddr::new(self.backend.addr, self.backend.port)

@@ -5,8 +5,8 @@ use crate::assert_size;
 
 /// Packets and bytes.
 ///
-/// Packets count as on the wire: a GSO or GRO packet counts as its segments. Bytes count as the
-/// hooks see them, with Ethernet headers, so a GSO packet's headers count once.
+/// Packets count as on the wire: a GSO or GRO packet counts as its segments. Bytes count as at the
+/// hooks, with Ethernet headers, so a GSO packet's headers count once.
 ///
 /// Additions are not atomic: of two simultaneous additions on different CPUs one may be lost. One
 /// direction of a flow is rarely on two CPUs.
@@ -41,9 +41,9 @@ pub struct ServiceCounts {
     pub dropped: u64,
     /// Opening packets that were rejected.
     pub rejected: u64,
-    /// The packets towards backends of closed flows that the programs removed themselves.
+    /// The packets towards backends, of closed flows that the programs removed themselves.
     pub sent: Passed,
-    /// The packets towards clients of the same flows.
+    /// The packets towards clients, of closed flows that the programs removed themselves.
     pub returned: Passed,
 }
 assert_size!(ServiceCounts = 3 * 8 + 2 * 16);

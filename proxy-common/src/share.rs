@@ -1,12 +1,12 @@
 //! The share of the flow table for one client.
 //!
 //! A client may hold no more entries than are free. So one client gets at most half of the table,
-//! two get a third each, and at least as much as the greediest client holds stays free for others.
-//! While half of the table is free, the rule refuses no client. Network switches share their buffer
-//! memory among ports by the same rule ("dynamic thresholds").
+//! two get a third each, and the free part stays at least as large as the part of the greediest
+//! client. While half of the table is free, the rule refuses no client. Network switches share
+//! their buffer memory among ports by the same rule ("dynamic thresholds").
 //!
-//! Only flows beyond half-open count, because any host can open half-open flows with spoofed
-//! addresses, and these make room.
+//! Only flows that are no longer half-open count: any host can open half-open flows with spoofed
+//! addresses, and the programs evict these.
 //!
 //! Flows of one namespace's Services may hold up to [`NAMESPACE`] times the free entries. A
 //! malicious backend pod can complete handshakes with made-up clients, so it controls its number of
@@ -19,13 +19,13 @@ use crate::frontend::FrontendKey;
 pub const NAMESPACE: u32 = 4;
 
 /// Returns true if a client with `held` entries may not get more. The table has `room` entries, of
-/// which `lasting` are beyond half-open.
+/// which `lasting` belong to flows that are no longer half-open.
 #[inline(always)]
 pub const fn is_used_up(held: u32, lasting: u32, room: u32) -> bool {
     held >= room.saturating_sub(lasting)
 }
 
-/// Returns the same for the Services of a namespace.
+/// Returns true if a namespace's Services may not get more entries.
 #[inline(always)]
 pub const fn is_used_up_by_namespace(held: u32, lasting: u32, room: u32) -> bool {
     held >= room.saturating_sub(lasting).saturating_mul(NAMESPACE)
@@ -78,7 +78,6 @@ impl PortAndShare {
         Self((share as u64) << 32 | (service.proto.0 as u64) << 16 | service.port.wire() as u64)
     }
 
-    /// Returns the service port at this address.
     #[inline(always)]
     pub const fn service<A: Addr>(self, addr: A) -> FrontendKey<A> {
         FrontendKey::new(

@@ -5,15 +5,16 @@ use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use crate::assert_size;
 use crate::frontend::FrontendKey;
 
-/// Bits of `SOCKET_FLAGS`: serve sockets of all network namespaces, not only of `SOCKET_NETNS`.
+/// A bit of `SOCKET_FLAGS`: serve sockets of all network namespaces, not only of `SOCKET_NETNS`.
 pub const EVERYWHERE: u32 = 1 << 0;
-/// ... serve UDP as well as TCP.
+/// A bit of `SOCKET_FLAGS`: serve UDP as well as TCP.
 pub const UDP: u32 = 1 << 1;
-/// ... the kernel lets a program set a call's error (`bpf_set_retval`).
+/// A bit of `SOCKET_FLAGS`: the kernel lets a program set a call's error (`bpf_set_retval`).
 pub const REFUSES: u32 = 1 << 2;
-/// ... the kernel gives a program the thread's name (`bpf_get_current_comm`).
+/// A bit of `SOCKET_FLAGS`: the kernel gives a program the thread's name (`bpf_get_current_comm`).
 pub const NAMES: u32 = 1 << 3;
-/// ... serve TCP sockets of the pods in `SOCKET_PODS`, except while packet translation is faster.
+/// A bit of `SOCKET_FLAGS`: serve TCP sockets of the pods in `SOCKET_PODS`, except while packet
+/// translation is faster.
 pub const PODS: u32 = 1 << 4;
 
 /// The entries of `SOCKET_PODS`. A node has a few hundred pods.
@@ -48,9 +49,10 @@ assert_size!(Dialled<Addr6> = 20 + 20);
 pub struct Side(u8);
 
 impl Side {
-    /// The backend's, which the kernel has. The value is the dialled frontend.
+    /// Keyed by the backend, which is the peer in the kernel. The value is the dialled frontend.
     pub const BACKEND: Self = Self(0);
-    /// The frontend's, which the program dials. The value is its backend. For unconnected sockets.
+    /// Keyed by the frontend, which the local process dials. The value is its backend. For
+    /// unconnected sockets.
     pub const FRONTEND: Self = Self(1);
 }
 

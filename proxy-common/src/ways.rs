@@ -13,17 +13,17 @@
 //! ```
 //!
 //! A mark is the number of a round, in one byte, so that reads are never torn. Programs mark an end
-//! before they create its entry. In each round the agent walks through all flows and marks their
-//! ends with the round's number. After that, marks of rounds before the previous one expire. A
+//! before they create its entry. In each round the agent iterates over all flows and marks their
+//! ends with the round's number. After that, marks of rounds before the previous round expire. A
 //! flow's mark is never missing:
 //!
-//! - A program that read the previous round's number, and creates its entry after the walk has
+//! - A program that read the previous round's number, and creates its entry after the iteration has
 //!   passed, is still covered.
-//! - A round ends only when all ends are marked. If a walk fails, or without an agent, marks stay,
-//!   and packets look up `FLOWS` more often.
+//! - A round ends only when all ends are marked. If an iteration fails, or no agent runs, marks
+//!   stay, and packets look up `FLOWS` more often.
 //! - The map outlives the agent, so the programs of two simultaneous loads share the marks. A
 //!   version without marks sets none. So each start and each clean stop mark all cells, and every
-//!   end counts as marked until the end of a start's second round.
+//!   end counts as marked until a start's second round is complete.
 //! - Numbers wrap. Then an expired cell counts as marked in 3 rounds of 256.
 
 use crate::addr::{Addr, SockAddr};

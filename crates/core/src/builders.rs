@@ -73,7 +73,6 @@ impl ServiceBuilder {
         self
     }
 
-    /// Adds a ClusterIP of either family.
     pub fn cluster_ip(self, ip: &str) -> Self {
         let family = if ip.contains(':') { "IPv6" } else { "IPv4" };
         self.edit(|spec| {
@@ -411,7 +410,6 @@ pub fn node(name: &str, zone: Option<&str>, addresses: &[(&str, &str)]) -> Input
     Input::Node(Update::Put(Box::new(node)))
 }
 
-/// Returns a Node with these pod CIDRs.
 pub fn node_with_pods(name: &str, pod_cidrs: &[&str]) -> Input {
     let mut node = Node::default();
     node.metadata.name = Some(name.to_owned());

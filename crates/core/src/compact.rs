@@ -39,7 +39,6 @@ use serde::de::DeserializeOwned;
 
 use crate::input::ObjectName;
 
-/// A compact form of an object.
 pub trait Compact: Sized {
     /// The API's type of the object.
     type Object: Metadata<Ty = ObjectMeta> + Clone + DeserializeOwned;

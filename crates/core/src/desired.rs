@@ -83,7 +83,7 @@ pub struct Sync {
     /// The objects that this pass skips for the first time, to be logged once. [`Desired::skipped`]
     /// returns all.
     pub skipped: Vec<Skipped>,
-    /// The endpoint changes that caused the pass, in order of arrival.
+    /// The endpoint changes whose rows this pass completes, in order of arrival.
     pub triggers: Vec<Trigger>,
 }
 
@@ -216,7 +216,7 @@ impl Desired {
         }
     }
 
-    /// Limits the tables to the maps' room. Call it before applying inputs.
+    /// Limits the tables to the maps' capacity. Call it before applying inputs.
     pub fn within(self, room: Room) -> Self {
         let options = ModelOptions {
             room,
@@ -320,8 +320,8 @@ impl Desired {
         }
     }
 
-    /// Reads inputs worth about `rows` table rows, with turns for each namespace. More remains
-    /// while [`Self::is_dirty`]. The first sync must read all objects.
+    /// Reads changed Services with about `rows` table rows in total, the namespaces in turn.
+    /// Further Services wait while [`Self::is_dirty`]. The first sync must read all objects.
     pub fn read_in_turn(&mut self, rows: usize) -> Models<'_> {
         let rows_of =
             |service: &ObjectName| model::rows_at_most(&self.store, service, &self.options);
@@ -360,8 +360,8 @@ impl Desired {
         self.read().sync()
     }
 
-    /// Like [`Self::sync`], but returns the changes to `now`, the actual content of the maps: at
-    /// the start and after a failed write.
+    /// Like [`Self::sync`], but returns the changes from `now`, the actual content of the maps. For
+    /// the start, and after a failed write.
     pub fn sync_from(&mut self, now: &Tables) -> Sync {
         self.read().sync_from(now)
     }
@@ -371,8 +371,8 @@ impl Desired {
         &self.tables
     }
 
-    /// Returns a number that changes with each sync that changes frontends. Work that depends on
-    /// frontends alone can be cached by it.
+    /// Returns a number that changes with each sync that changes frontends. Callers can cache work
+    /// that depends on frontends alone by this number.
     pub fn revision(&self) -> u64 {
         self.revision
     }
@@ -401,8 +401,8 @@ impl Desired {
         self.claimed_externals().map(|(_, frontend)| frontend)
     }
 
-    /// Returns the same with their Services, in order of priority for a limited resource: the
-    /// namespaces in turn, the oldest Service of each first.
+    /// Returns the frontends of [`Self::external_frontends`] with their Services, in order of
+    /// priority for a limited resource: the namespaces in turn, the oldest Service of each first.
     pub fn external_frontends_in_turn(&self) -> Vec<(ObjectName, (IpAddr, Proto, u16))> {
         shares::in_turn(
             self.claimed_externals()
@@ -414,7 +414,8 @@ impl Desired {
         self.v4.externals().chain(self.v6.externals())
     }
 
-    /// Returns the Service of such a frontend, and the field that holds its address.
+    /// Returns the Service that holds an external frontend, and the field that contains its
+    /// address.
     pub fn claimant(&self, addr: IpAddr, proto: Proto, port: u16) -> Option<(ObjectRef, String)> {
         let port = Port::new(port);
         let v4 = Addr4::from_ip(addr)
@@ -435,17 +436,16 @@ impl Desired {
         &self.store
     }
 
-    /// Returns the node's model.
     pub fn node(&self) -> &NodeModel {
         &self.node
     }
 
-    /// Returns the load balancer health checks, as the tables' rows allow.
+    /// Returns the load balancer health checks, which change only after the Service's rows.
     pub fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
         &self.health_checks
     }
 
-    /// Returns the ServiceCIDRs, sorted. Empty in clusters without such objects.
+    /// Returns the ServiceCIDRs, sorted. Empty if the cluster has none.
     pub fn service_cidrs(&self) -> &[IpNet] {
         &self.service_cidrs
     }
@@ -470,7 +470,6 @@ impl Desired {
         self.store.node().is_some_and(model::is_node_eligible)
     }
 
-    /// Returns this node's pod CIDRs from its Node object.
     pub fn pod_cidrs(&self) -> Vec<IpNet> {
         self.store.node().map(model::pod_cidrs).unwrap_or_default()
     }

@@ -45,7 +45,7 @@ pub enum FamilyChange<A: Addr> {
 }
 
 /// Returns the writes from `now` to `want`. Stopping after any of them is safe: a dialled address
-/// leads to backends of the old or the new state, and no write admits a client that neither state
+/// reaches backends of the old or the new state, and no write admits a client that neither state
 /// admits. The families are independent, so one follows the other.
 pub fn diff(now: &Tables, want: &Tables) -> Vec<Change> {
     let v4 = diff_family(&now.v4, &want.v4).into_iter().map(Change::V4);
@@ -123,8 +123,8 @@ pub(crate) fn diff_family<A: Addr>(
     changes
 }
 
-/// Returns true if the service port drops its source ranges. Its deleted LoadBalancer frontends
-/// must go first.
+/// Returns true if the service port drops its source ranges. Its removed LoadBalancer frontends
+/// must be deleted before that.
 fn opens<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>, want: &Service) -> bool {
     guards(now, key) && !want.has(Service::SOURCE_RANGES)
 }
@@ -144,8 +144,8 @@ fn waits<A: Addr>(now: &FamilyTables<A>, key: &FrontendKey<A>, frontend: &Fronte
         && guards(now, &frontend.service)
 }
 
-// `changed` and `gone` merge two sorted maps in one walk: half a million separate look-ups take
-// much longer.
+// `changed` and `gone` merge two sorted maps in one iteration: half a million separate look-ups
+// take much longer.
 
 fn changed<'a, K: Copy + Ord, V: Clone + Eq>(
     now: &'a BTreeMap<K, V>,
@@ -187,7 +187,7 @@ impl Change {
     }
 
     /// Returns the service ports of this write: two if a frontend moves between them. After a write
-    /// of a service port fails or is left out, the caller must leave out its other writes.
+    /// of a service port fails or is omitted, the caller must omit the service port's other writes.
     pub fn services(&self) -> impl Iterator<Item = ServiceKey> {
         let (service, other) = match self {
             Self::V4(change) => (

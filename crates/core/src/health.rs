@@ -1,5 +1,5 @@
-//! Detects unresponsive backends from the programs' counts. [`Judge`] finds silent backends;
-//! [`ServiceHealth`] decides how many of them a set can lose.
+//! Detects unresponsive backends from the programs' counts. [`Judge`] finds *silent* backends, as
+//! the diagram shows; [`ServiceHealth`] decides how many of them a set can lose.
 //!
 //! ```text
 //!   answers ── 3 failures of 2 clients in 10 s, and no answer between them ──▶ silent
@@ -43,7 +43,7 @@ pub enum HealthMode {
     /// An Event and metrics.
     #[default]
     Observe,
-    /// New connections of this node avoid the backend while others serve.
+    /// New connections of this node avoid the backend while other backends serve.
     On,
 }
 
@@ -86,7 +86,7 @@ impl Path {
         }
     }
 
-    /// Returns the keys of both ends. `None` if the address has the other family.
+    /// Returns the keys of the service port and the backend. `None` if their family is not `A`'s.
     pub fn in_family<A: Addr>(&self) -> Option<(FrontendKey<A>, SockAddr<A>)> {
         let service = FrontendKey::new(
             A::from_ip(self.service.ip())?,
@@ -103,7 +103,7 @@ impl Path {
     }
 }
 
-/// The reason for a silent backend. Earlier variants are stronger.
+/// The reason why a backend counts as silent. Earlier variants are stronger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
     /// The backend failed.
@@ -217,7 +217,7 @@ pub struct Reading {
     pub votes: Votes,
     /// The number of answered connections. Any change means that the backend has answered.
     pub answered: u64,
-    /// The noted unanswered SYNs. `None` without a recent SYN.
+    /// The backend's unanswered SYNs. `None` if there is no recent SYN.
     pub unanswered: Option<Unanswered>,
 }
 
@@ -256,9 +256,9 @@ struct Judged {
 enum State {
     /// Serves, or is not a backend any more.
     Serving,
-    /// Ejected until the first time; then on probation for the second.
+    /// Ejected until the first time, then on probation for the second duration.
     Silent(Duration, Duration),
-    /// On probation until the first time, for a length of the second, without an answer so far.
+    /// On probation until the first time, for the second duration. No answer so far.
     OnTrial(Duration, Duration),
 }
 
@@ -441,7 +441,7 @@ impl Judged {
         matches!(self.state, State::Silent(..))
     }
 
-    /// Starts or ends a due probation. Returns true if the silence is forgotten.
+    /// Starts or ends a due probation. Returns true if the silence is older than [`FORGET`].
     fn pass(&mut self, now: Duration) -> bool {
         let is_forgotten = self.state != State::Serving && now.saturating_sub(self.struck) > FORGET;
         self.state = match self.state {
@@ -482,7 +482,8 @@ impl Judged {
         }
     }
 
-    /// Records further failures of a silent backend. They may arrive late, between probations.
+    /// Records further failures of a silent backend. The failures may arrive late, between
+    /// probations.
     fn fails_on_trial(&mut self, more: u32, now: Duration) {
         if more > 0 && self.is_judged(now) {
             self.strike(now);

@@ -47,7 +47,6 @@ pub enum Update<K> {
 }
 
 impl<K> Update<K> {
-    /// Converts the objects to another form.
     pub fn map<C>(self, form: impl Fn(K) -> C) -> Update<C> {
         let all = |objects: Vec<K>| objects.into_iter().map(&form).collect();
         match self {

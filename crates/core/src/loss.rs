@@ -42,9 +42,9 @@ pub struct Placements {
     pub endpoints: BTreeMap<Path, Placed>,
 }
 
-/// The time from the first "node is there" until an unlisted endpoint is forgotten. The control
-/// plane needs up to a minute to notice a dead node. Queries are irregular, so their number means
-/// nothing.
+/// The time from the first report "node is there" until an unlisted endpoint is forgotten. The
+/// control plane needs up to a minute to notice a dead node. Queries are irregular, so their number
+/// means nothing.
 const FORGET: Duration = Duration::from_secs(120);
 
 /// The suspects among the endpoints.
@@ -53,7 +53,7 @@ pub struct Losses {
     /// The nodes of the endpoints in the last list.
     listed: BTreeMap<Path, Shared>,
     suspects: BTreeMap<Path, Suspect>,
-    /// The endpoints with possibly ended connections, until they serve again.
+    /// The endpoints whose connections the agent may have ended, until they serve again.
     ended: BTreeSet<Path>,
     back: BTreeSet<Path>,
 }
@@ -62,7 +62,7 @@ pub struct Losses {
 struct Suspect {
     node: Shared,
     is_listed: bool,
-    /// The time of the first "node is there".
+    /// The time of the first report "node is there".
     there: Option<Duration>,
 }
 
@@ -131,15 +131,14 @@ impl Losses {
             .is_some_and(|suspect| *suspect.node == *node)
     }
 
-    /// Returns the suspects, with their nodes.
     pub fn suspects(&self) -> impl Iterator<Item = (&Path, &Shared)> {
         self.suspects
             .iter()
             .map(|(path, suspect)| (path, &suspect.node))
     }
 
-    /// Keeps only the suspects with open connections. The others stay cleared until their endpoints
-    /// change again, because no new connection goes there.
+    /// Keeps only the suspects with open connections. Other suspects stay cleared until their
+    /// endpoints change again, because no new connection goes there.
     pub fn have_flows(&mut self, flows: &BTreeSet<Path>) {
         self.suspects.retain(|path, _| flows.contains(path));
     }
@@ -307,7 +306,7 @@ mod tests {
             states.iter().for_each(|state| see(&mut losses, *state));
             assert_eq!(losses.back().len(), usize::from(is_back), "{states:?}");
             see(&mut losses, Some(SERVES));
-            // The walk through the flows failed, or covered another endpoint.
+            // The iteration over the flows failed, or covered another endpoint.
             losses.were_spared(&[path("10.244.2.1")].into());
             assert_eq!(*losses.back(), [path("10.244.1.1")].into(), "{states:?}");
             losses.were_spared(&[path("10.244.1.1")].into());

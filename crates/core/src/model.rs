@@ -78,21 +78,20 @@ pub struct FamilyModel<A: Addr> {
     pub frontends: Flat<FrontendKey<A>, ClaimedFrontend<A>>,
     /// The ports, keyed by ClusterIP frontend.
     pub ports: Flat<FrontendKey<A>, ServicePort<A>>,
-    /// The ports without backends because the ports before them already exceed the maps' room.
+    /// The ports without backends because the ports before them already exceed the maps' capacity.
     pub without_room: BTreeSet<FrontendKey<A>>,
     /// The client ranges allowed to dial the LoadBalancer frontends. Empty allows every client.
     pub source_ranges: BTreeSet<Range<A>>,
     /// The number of ready addresses on this node, over all ports.
     pub local_ready: usize,
-    /// The backends left out in host mode because this host has no route to them.
+    /// The backends omitted in host mode because this host has no route to them.
     pub unreachable: Vec<Unreachable>,
-    /// The pods of each port that only the tunnel reaches.
+    /// The pods behind the tunnel, for each port that only the tunnel reaches.
     pub tunnelled: BTreeMap<FrontendKey<A>, Vec<TunnelledPod>>,
     /// The local redirect's pods for each port, in slot order of the set `local`.
     pub redirected: BTreeMap<FrontendKey<A>, Vec<ObjectName>>,
 }
 
-/// A frontend that a Service claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimedFrontend<A: Addr> {
     pub frontend: Frontend<A>,
@@ -294,10 +293,10 @@ struct Family<'a, A: Addr> {
     has_source_ranges: bool,
     frontends: ClaimedFrontends<A>,
     ports: BTreeMap<FrontendKey<A>, ServicePort<A>>,
-    /// The rows used so far. Ports beyond the maps' room get no backends.
+    /// The rows used so far. Ports beyond the maps' capacity get no backends.
     used: Rows,
     without_room: BTreeSet<FrontendKey<A>>,
-    /// The number of ports without a look-up table, because the maps lack room.
+    /// The number of ports without a look-up table, because the maps have no space for it.
     without_tables: usize,
     local_ready: BTreeSet<A>,
     unreachable: Vec<Unreachable>,
@@ -349,7 +348,7 @@ impl<A: Addr> Family<'_, A> {
         Some((key, NodePorts { named, served }))
     }
 
-    /// Adds a port, with backends while the maps have room.
+    /// Adds a port, with backends while the maps have space.
     fn fill_port(
         &mut self,
         reader: &mut Reader<'_>,
@@ -493,7 +492,7 @@ fn cluster_ip<A: Addr>(service: &compact::Service, reader: &mut Reader<'_>) -> O
         };
     }
     let index = families.iter().position(|family| **family == *A::FAMILY)?;
-    // The API server always fills `clusterIPs`; a manifest from a folder may lack it.
+    // The API server always fills `clusterIPs`; a manifest from a folder may omit them.
     let text = service
         .cluster_ips
         .get(index)
@@ -518,8 +517,8 @@ fn read_port(
     Some((number, proto))
 }
 
-/// The frontends that one Service claims. Other ports of an address pass unless the row for the
-/// whole address exists.
+/// The frontends that one Service claims. Packets to other ports of an address pass unless the row
+/// for the whole address exists.
 struct ClaimedFrontends<A: Addr> {
     frontends: BTreeMap<FrontendKey<A>, ClaimedFrontend<A>>,
     namespace: Namespace,

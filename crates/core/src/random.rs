@@ -55,7 +55,6 @@ fn input() -> impl Strategy<Value = Input> {
     ]
 }
 
-/// Generates an input about one object.
 pub(crate) fn input_but_lists() -> impl Strategy<Value = Input> {
     prop_oneof![
         8 => some_service().prop_map(Input::from),

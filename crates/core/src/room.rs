@@ -1,4 +1,4 @@
-//! The room of the Service maps, and the rows that use it.
+//! The capacity of the Service maps, and the rows that use it.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ impl Default for Room {
 }
 
 impl Room {
-    /// Derives the room from the maps' `max_entries`, by map name. One sixteenth stays free,
+    /// Derives the capacity from the maps' `max_entries`, by map name. One sixteenth stays free,
     /// because a change adds some rows before it removes others.
     pub fn of(max_entries: &BTreeMap<String, u32>) -> Self {
         let entries = |name: &str| {

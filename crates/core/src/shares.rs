@@ -1,8 +1,9 @@
-//! Divides the maps' room among namespaces, so that no tenant's Services displace another's.
+//! Divides the maps' capacity among namespaces, so that no tenant's Services displace another
+//! tenant's.
 //!
 //! If all Services fit, all are served. Otherwise each namespace gets its demand up to a level that
-//! uses up the room (max-min fairness). Above the level the oldest Services keep their rows, port
-//! by port. A port whose look-up tables alone exceed the room is served without them.
+//! uses up the capacity (max-min fairness). Above the level the oldest Services keep their rows,
+//! port by port. A port whose look-up tables alone exceed the capacity is served without them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::SubAssign;
@@ -28,7 +29,7 @@ const KINDS: [(&str, &str); MAPS] = [
 const OF_SERVICES: &str = "--service-table-size";
 const OF_ENDPOINTS: &str = "--endpoint-table-size";
 
-/// The rows of one family's Services, and the ports without room.
+/// The rows of one family's Services, and the ports that do not fit.
 #[derive(Debug)]
 pub(crate) struct Shares<A: Addr> {
     room: Room,
@@ -36,7 +37,7 @@ pub(crate) struct Shares<A: Addr> {
     /// The maximum rows of a namespace in each map. `None` if all fit.
     levels: [Option<usize>; MAPS],
     left_out: LeftOut<A>,
-    /// The service ports without room for look-up tables.
+    /// The service ports whose look-up tables do not fit.
     plain: LeftOut<A>,
     /// Set if a model has changed since [`Self::settle`].
     pub(crate) is_stale: bool,
@@ -94,18 +95,18 @@ impl<A: Addr> Shares<A> {
         self.is_stale = true;
     }
 
-    /// Returns true if the frontend has no room.
+    /// Returns true if the frontend does not fit.
     pub(crate) fn leave_out(&self, service: &ObjectName, key: &FrontendKey<A>) -> bool {
         contains(&self.left_out, service, key)
     }
 
-    /// Returns true if the service port has no room for look-up tables.
+    /// Returns true if the service port's look-up tables do not fit.
     pub(crate) fn is_plain(&self, service: &ObjectName, key: &FrontendKey<A>) -> bool {
         contains(&self.plain, service, key)
     }
 
-    /// Divides the room again if a model has changed. Returns the frontends that each Service gains
-    /// or loses.
+    /// Divides the capacity again if a model has changed. Returns the frontends that each Service
+    /// gains or loses.
     pub(crate) fn settle<'a>(
         &mut self,
         models: impl Iterator<Item = &'a FamilyModel<A>>,
@@ -134,7 +135,7 @@ impl<A: Addr> Shares<A> {
         changed
     }
 
-    /// Returns the parts of a Service without room.
+    /// Returns the parts of a Service that do not fit.
     pub(crate) fn skipped(&self, model: &FamilyModel<A>) -> Vec<Skipped> {
         let service = &model.claim.service;
         let of = |left_out: &LeftOut<A>| {
@@ -224,7 +225,7 @@ fn contains<A: Addr>(of: &LeftOut<A>, service: &ObjectName, key: &FrontendKey<A>
     !of.is_empty() && of.get(service).is_some_and(|keys| keys.contains(key))
 }
 
-/// Returns the frontends in exactly one of both.
+/// Returns the frontends that are in only one of `before` and `now`.
 fn difference<A: Addr>(before: &LeftOut<A>, now: &LeftOut<A>) -> LeftOut<A> {
     let none = BTreeSet::new();
     let changed = |service: &ObjectName| {

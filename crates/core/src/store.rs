@@ -234,7 +234,6 @@ impl Store {
         &self.node_name
     }
 
-    /// Returns this node's object.
     pub fn node(&self) -> Option<&Node> {
         self.nodes
             .objects
@@ -252,7 +251,7 @@ impl Store {
         self.nodes.refused
     }
 
-    /// Returns the addresses at which the source reaches the API server; empty without an API
+    /// Returns the addresses at which the source reaches the API server. Empty if there is no API
     /// server.
     pub fn api_server(&self) -> &BTreeSet<SocketAddr> {
         &self.api_server
@@ -280,7 +279,6 @@ impl Store {
         services.map(Arc::as_ref)
     }
 
-    /// Returns the Services of a namespace, by name.
     pub fn services_of(&self, namespace: &str) -> impl Iterator<Item = &Arc<Service>> {
         self.services.of(namespace)
     }
@@ -294,7 +292,7 @@ impl Store {
         self.services_after(None)
     }
 
-    /// Returns the Services after `name`, sorted by name. Without a name, returns all.
+    /// Returns the Services after `name`, sorted by name, or all if `name` is `None`.
     pub(crate) fn services_after(
         &self,
         name: Option<&ObjectName>,
@@ -306,7 +304,6 @@ impl Store {
         &self.redirect_addresses
     }
 
-    /// Returns the slices of `service`, by name.
     pub fn slices_of(&self, service: &ObjectName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         // A slice's label may name a redirected address, which has no endpoints of its own.
         let names = self
@@ -330,7 +327,6 @@ impl Store {
         others.filter_map(|(ip, slice)| Some((ip, self.slice(slice)?)))
     }
 
-    /// Returns the slices of a namespace, by name.
     pub fn slices_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         self.slices.of(namespace)
     }
@@ -368,7 +364,6 @@ impl Store {
         self.pods.of(namespace).map(Arc::as_ref)
     }
 
-    /// Returns the LocalRedirects of a namespace, by name.
     pub fn redirects_in(&self, namespace: &str) -> impl Iterator<Item = &LocalRedirect> {
         self.redirects.kind.of(namespace).map(Arc::as_ref)
     }

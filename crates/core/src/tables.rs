@@ -76,12 +76,13 @@ impl Tables {
             .collect()
     }
 
-    /// Builds the tables from scratch. [`crate::desired::Desired`] computes the same incrementally.
+    /// Builds the tables from scratch. [`crate::desired::Desired`] computes equal tables
+    /// incrementally.
     pub fn of(store: &Store, options: &ModelOptions) -> Self {
         Self::within(Room::default(), store, options)
     }
 
-    /// Like [`Self::of`], for maps of limited room.
+    /// Like [`Self::of`], for maps of limited capacity.
     pub fn within(room: Room, store: &Store, options: &ModelOptions) -> Self {
         let node = NodeModel {
             room,
@@ -145,7 +146,7 @@ impl<A: Addr> FamilyTables<A> {
                 holders.entry(*key).or_insert(model);
             }
         }
-        // A frontend without room stays with its Service; the next claim does not get it.
+        // A frontend that does not fit stays with its Service; the next claim does not get it.
         holders.retain(|key, model| !shares.leave_out(&model.claim.service, key));
         let mut tables = Self::default();
         for (key, model) in &holders {

@@ -13,8 +13,8 @@ use crate::assert_size;
 pub struct SockAddr<A: Addr> {
     pub addr: A,
     pub port: Port,
-    /// Spare bytes: 0, except where a [`Flow`](crate::flow::Flow) stores something. Comparisons
-    /// ignore them, and keys of maps do not contain them.
+    /// Spare bytes, in which a [`Flow`](crate::flow::Flow) stores its cached route. 0 in all other
+    /// values. Comparisons ignore the spare bytes, and map keys do not contain them.
     pub spare: u16,
 }
 assert_size!(SockAddr<Addr4> = 4 + 2 + 2);
@@ -30,7 +30,6 @@ impl<A: Addr> SockAddr<A> {
         }
     }
 
-    /// Returns the standard library's form, for userspace.
     pub fn socket_addr(&self) -> SocketAddr {
         SocketAddr::new(self.addr.ip(), self.port.get())
     }

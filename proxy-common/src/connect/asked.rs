@@ -1,17 +1,18 @@
 //! The unanswered SYNs of a backend: evidence before any of them is retransmitted.
 //!
-//! They have a row of `CONNECTS` with [`Asked::PROTO`] in its key, next to the row of counts. Its
-//! `units` copies the other row's at the last SYN; since each answer increases that sum, a
-//! difference means that the backend has answered. In the same way `retransmitted` copies the other
-//! row's `refused`. `refused` holds the [`Asked`], and `unanswered` the [`SynTimes`]. `units` is
-//! written last. Two CPUs that write simultaneously may mix their values. The agent's sweep removes
-//! old rows.
+//! A backend has two rows in `CONNECTS`: its counts, and its unanswered SYNs, with [`Asked::PROTO`]
+//! in the key. At each SYN the second row copies two counts: `units` to its `units`, and `refused`
+//! to its `retransmitted`. Answers and refusals increase the counts, so a difference means that the
+//! backend has responded since. The second row's `refused` holds the [`Asked`], and its
+//! `unanswered` the [`SynTimes`]. `units` is written last. Two CPUs that write simultaneously may
+//! mix their values. The agent's sweep removes old rows.
 
 use super::{BUCKETS, Connects, DialTime, UNIT_NANOS, Voter, Votes};
 use crate::addr::Proto;
 
-/// The SYNs since a backend's last answer and their clients, as [`Votes`], with the time since
-/// which two clients wait in the upper half. With a single client, the time of its first SYN.
+/// The SYNs since a backend's last answer. Lower half: their number and clients, as [`Votes`].
+/// Upper half: the time since which two clients wait, or of the first SYN if there is a single
+/// client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Asked(pub u64);
@@ -26,9 +27,9 @@ impl Asked {
     /// The units until a backend is overdue: several times the bound of [`Connects::is_prompt`].
     const OVERDUE: u32 = (300_000_000 / UNIT_NANOS) as u32;
     /// The units after which the evidence is obsolete: the SYNs have been retransmitted, and the
-    /// agent has judged.
+    /// agent has evaluated the failures.
     const OLD: u32 = (2_500_000_000 / UNIT_NANOS) as u32;
-    /// The seconds after the last SYN when a row becomes meaningless.
+    /// The seconds after the last SYN for which a row is valid.
     pub const OLD_SECS: u32 = 3;
 
     /// Returns the SYNs as failures, with their clients.
@@ -62,14 +63,14 @@ impl Asked {
         Self(since << u32::BITS | votes.0 as u64)
     }
 
-    /// Returns true if a client waits for longer than a prompt backend takes.
+    /// Returns true if a client has waited longer than a prompt backend takes.
     #[inline(always)]
     pub const fn is_late(self, boot_ns: u64) -> bool {
         let waited = self.waited(boot_ns);
         self.votes().failures() > 0 && waited >= Self::OVERDUE && waited < Self::OLD
     }
 
-    /// Returns true if the backend is late for two clients, with enough SYNs for a verdict.
+    /// Returns true if the backend is late for two clients and at least three SYNs.
     #[inline(always)]
     pub const fn is_overdue(self, boot_ns: u64) -> bool {
         self.is_late(boot_ns)
@@ -87,7 +88,7 @@ impl SynTimes {
     /// The units after which an answered SYN is forgotten: 18 minutes, because
     /// [`DialTime::is_before`] is valid for 36.
     const OLD: u32 = 1 << 30;
-    /// The clock difference of another CPU's SYN, in units: a second.
+    /// The maximum clock difference between two CPUs, in units: a second.
     const LATER: u32 = 1 << 20;
 
     /// Adds a SYN. `is_heard` is set if the backend has responded since the last SYN.
@@ -103,7 +104,7 @@ impl SynTimes {
         Self((heard.0 as u64) << u32::BITS | DialTime::at(boot_ns).0 as u64)
     }
 
-    /// Returns the last SYN with a response. [`DialTime::UNKNOWN`] without a response.
+    /// Returns the time of the last SYN with a response. [`DialTime::UNKNOWN`] if there is none.
     #[inline(always)]
     pub const fn heard(self, is_heard: bool) -> DialTime {
         DialTime(if is_heard {
@@ -120,7 +121,7 @@ const LATE: usize = 11;
 const LATE_OF: u64 = 64;
 
 impl Connects {
-    /// Returns the unanswered SYNs in `row`, and the last SYN with a response.
+    /// Returns the unanswered SYNs in `row`, and the time of the last SYN with a response.
     pub const fn unanswered(&self, row: &Self) -> (Asked, DialTime) {
         let has_answered = row.units != self.units;
         let is_heard = has_answered || row.retransmitted != self.refused;

@@ -14,8 +14,8 @@ use crate::addr::Addr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedRoute(u64);
 
-/// A second of an epoch. The agent starts a new epoch when a route, a neighbour or a device
-/// changes.
+/// The validity of a decision: a second, or less if the agent starts a new epoch, because a route,
+/// a neighbour or a device has changed.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term(u16);
@@ -29,7 +29,7 @@ impl Term {
     }
 }
 
-/// Interface indexes from here on are not stored.
+/// The first interface index that is too large to be stored.
 const IFINDEX_END: u32 = 1 << EXIT;
 /// The bit offsets of the exit and the term.
 const EXIT: u32 = 24;
@@ -56,13 +56,13 @@ impl CachedRoute {
         self.0 & SENDER == (ifindex as u64 | (term.0 as u64) << TERM)
     }
 
-    /// Returns the interface index of the sender's device. 0 without a validation.
+    /// Returns the interface index of the sender's device. 0 if no sender was validated.
     #[inline(always)]
     pub const fn ifindex(self) -> u32 {
         self.0 as u32 & (IFINDEX_END - 1)
     }
 
-    /// Returns the interface index of the pod's device, or 0.
+    /// Returns the interface index of the pod's device. 0 if each packet needs a look-up.
     #[inline(always)]
     pub const fn exit(self) -> u32 {
         (self.0 >> EXIT) as u32 & (IFINDEX_END - 1)
@@ -92,7 +92,6 @@ impl<A: Addr> Flow<A> {
         ] = cached_route.spares();
     }
 
-    /// Returns the decision about this entry's packets.
     #[inline(always)]
     pub const fn cached_route(&self) -> CachedRoute {
         let client = self.client.spare as u64;

@@ -45,8 +45,8 @@ impl Ahead {
         match (resets, is_client) {
             (true, _) => Self::RESET,
             (false, false) => Self::GOODBYE,
-            // A client's FIN ahead of its data counts only once the backend ends as well, because
-            // anyone may spoof it.
+            // A client's FIN ahead of its data counts only once the backend has sent its FIN,
+            // because anyone may spoof it.
             (false, true) => Self::NOTHING,
         }
     }

@@ -34,13 +34,11 @@ impl<A: Addr> FlowKey<A> {
         }
     }
 
-    /// Changes the hook.
     #[inline(always)]
     pub const fn set_hook(&mut self, hook: Hook) {
         self.hook = hook;
     }
 
-    /// Changes the destination port.
     #[inline(always)]
     pub const fn set_dport(&mut self, dport: Port) {
         self.dport = dport;
@@ -100,7 +98,6 @@ impl FlowKey<Addr4> {
         ]
     }
 
-    /// The inverse of `words`.
     #[inline(always)]
     pub const fn from_words([addrs, rest]: [u64; 2]) -> Self {
         joined(
@@ -120,7 +117,6 @@ impl FlowKey<Addr6> {
         [a, b, c, d, rest(self)]
     }
 
-    /// The inverse of `words`.
     #[inline(always)]
     pub const fn from_words([a, b, c, d, rest]: [u64; 5]) -> Self {
         joined(

@@ -4,8 +4,8 @@ use super::{FlowKey, key};
 use crate::addr::{Addr4, Addr6};
 use crate::assert_size;
 
-/// A key of either family: its words, with the family in the upper bits of the last. A single map
-/// serves both families, because Linux limits a program's maps.
+/// A key of either family: its words, with the family in the upper bits of the last word. A single
+/// map serves both families, because Linux limits a program to 64 maps.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AnyKey([u64; 5]);
@@ -28,13 +28,11 @@ impl AnyKey {
         Self([a, b, c, d, rest | V6 << FAMILY])
     }
 
-    /// Returns the key if it is an IPv4 key.
     pub fn v4(&self) -> Option<FlowKey<Addr4>> {
         let [addrs, .., rest] = self.0;
         (rest >> FAMILY == V4).then(|| FlowKey::<Addr4>::from_words([addrs, key::only_rest(rest)]))
     }
 
-    /// Returns the key if it is an IPv6 key.
     pub fn v6(&self) -> Option<FlowKey<Addr6>> {
         let [a, b, c, d, rest] = self.0;
         (rest >> FAMILY == V6)

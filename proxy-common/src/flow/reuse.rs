@@ -26,8 +26,8 @@ impl<A: Addr> Flow<A> {
         forgotten || self.is_expired(proto, now_secs, timeouts)
     }
 
-    /// Returns true if the flow stays only if the backend answers the client's SYN. For the
-    /// original entry.
+    /// Returns true if the flow depends on the backend's answer to this SYN. For the original
+    /// entry.
     #[inline(always)]
     pub const fn is_redialled_by(&self, packet: Signals, now_secs: u32) -> bool {
         packet.opens_connection()
@@ -58,7 +58,8 @@ impl<A: Addr> Flow<A> {
     /// connection: an answer to a SYN that bypassed this flow, or any packet after the idle
     /// timeout. For the original entry.
     ///
-    /// A spoofed RST for a client outside does not turn its own handshake into such a case.
+    /// After a spoofed RST for a client outside, the answer to the flow's own SYN still belongs to
+    /// the flow.
     #[inline(always)]
     pub const fn is_outlived_by(
         &self,

@@ -13,28 +13,28 @@ impl Seen {
     /// The client has acknowledged an answer, or a stream backend has continued: the client's
     /// address is not spoofed.
     pub const ASSURED: Self = Self(1 << 3);
-    /// This direction may bypass the stack. For replies: they arrive with the addresses with which
-    /// they leave, so that no other program translates them in between. Either direction, in both
-    /// entries.
+    /// This direction may bypass the network stack. Replies may if they leave with the addresses
+    /// with which they arrive, so that no other program translates them in between. Either
+    /// direction, in both entries.
     pub const DIRECT: Self = Self(1 << 4);
     /// The client has sent a SYN on a long idle flow, and the backend has not confirmed the flow
     /// since. Original direction, in the original entry.
     pub const REDIALLED: Self = Self(1 << 5);
-    /// A FIN is ahead of the backend's acknowledgements, and counts once the backend ends as well.
-    /// Original direction, in the original entry.
+    /// The client's FIN is ahead of the backend's acknowledgements, and counts once the backend has
+    /// sent its FIN. Original direction, in the original entry.
     pub const LEAVING: Self = Self(1 << 6);
-    /// A SYN came on an established flow, without a packet of the backend since. Original
+    /// A SYN arrived on an established flow, and the backend has sent no packet since. Original
     /// direction, in the original entry.
     pub const DIALLED: Self = Self(1 << 7);
     /// The backend's last packets have acknowledged new data. Reply direction, in the reply entry.
     /// Shares its bit with LEAVING.
     pub const ADVANCED: Self = Self(1 << 6);
-    /// The unanswering backend has sent a packet of another connection, which also uses the
-    /// client's port. Reply direction, in the original entry. Shares its bit with ADVANCED in the
-    /// reply entry.
+    /// The backend has not answered this flow, but has sent a packet of another connection that
+    /// also uses the client's port. Reply direction, in the original entry. Shares its bit with
+    /// ADVANCED in the reply entry.
     pub const CLASHES: Self = Self(1 << 6);
-    /// A bypass flow: the stack sees none of its packets. Reply direction, in both entries. Shares
-    /// its bit with DIALLED.
+    /// A bypass flow: all its packets bypass the network stack. Reply direction, in both entries.
+    /// Shares its bit with DIALLED.
     pub const BYPASS: Self = Self(1 << 7);
     /// The flow has requested a liberal conntrack entry: see [`Offer`](super::Offer). Original
     /// direction, in the reply entry. Shares its bit with REDIALLED.
@@ -43,9 +43,9 @@ impl Seen {
     /// flow. Original direction, in the reply entry. Shares its bit with LEAVING.
     pub const MADE_LIBERAL: Self = Self(1 << 6);
 
-    /// The agent has found the backend lost with its node, so the client's packets are answered
-    /// with a RST. A packet of the backend revokes it. Reply direction, in the original entry.
-    /// Shares its bit with REDIALLED and OFFERED of the other direction.
+    /// The agent has found the backend lost with its node, so the programs answer the client's
+    /// packets with a RST. A packet of the backend clears this bit. Reply direction, in the
+    /// original entry. Shares its bit with REDIALLED and OFFERED of the other direction.
     pub const LOST: Self = Self(1 << 5);
 
     /// The conntrack entry may be liberal: the agent has the request, and may have acted. Conntrack

@@ -6,17 +6,17 @@ use crate::addr::Proto;
 /// The state of a flow, from the packets of both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// Without any reply.
+    /// The backend has sent no packet.
     New,
     /// The backend has answered, but the client has not continued and may be spoofed.
     Answered,
     /// Both sides have responded to each other.
     Established,
-    /// One FIN.
+    /// A FIN of one side.
     HalfClosed,
-    /// Both FINs.
+    /// FINs of both sides.
     Closed,
-    /// A RST, without a packet since.
+    /// A RST, and no packet since.
     Reset,
 }
 
@@ -74,9 +74,9 @@ pub struct Timeouts {
     pub tcp_established: u32,
     /// One side has sent its FIN, and the other may continue: conntrack's CLOSE_WAIT.
     pub tcp_half_closed: u32,
-    /// Without an answer of the backend.
+    /// UDP, before the backend has answered.
     pub udp: u32,
-    /// After an answer of the backend.
+    /// UDP, after the backend has answered.
     pub udp_stream: u32,
 }
 

@@ -73,7 +73,7 @@ pub enum Sender {
     /// an answered flow: a datagram, or an acknowledgement that meets the [`Proof`](super::Proof),
     /// but never an SCTP packet.
     Client { tx: Seen, rx: Seen, proves: bool },
-    /// The reply entry holds its own direction. `is_stream` is the result of that function.
+    /// The reply entry holds its own direction only. `is_stream` is the result of [`is_stream`].
     Backend { rx: Seen, is_stream: bool },
 }
 
@@ -132,10 +132,10 @@ pub const fn step(sender: Sender, packet: Signals) -> Step {
     }
 }
 
-/// Returns true if a plain packet ([`Signals::PACKET`]) cannot change flow state: its sender has shown
-/// the same bits, and neither side a RST. `assures` is set if such a packet may assure its sender.
-/// `other` is the other side's bits (nothing in the reply entry). A cheaper equivalent of [`step`]
-/// for these packets.
+/// Returns true if a plain packet ([`Signals::PACKET`]) cannot change flow state: its sender has
+/// shown the same bits before, and neither side a RST. `assures` is set if such a packet may assure
+/// its sender. `other` holds the other side's bits (nothing in the reply entry). A cheaper
+/// equivalent of [`step`] for these packets.
 #[inline(always)]
 pub const fn is_settled(own: Seen, other: Seen, assures: bool) -> bool {
     let shown = Seen::PACKET.0 | if assures { Seen::ASSURED.0 } else { 0 };

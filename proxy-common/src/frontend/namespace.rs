@@ -2,8 +2,8 @@
 
 /// The number of a namespace: 24 bits in host byte order.
 ///
-/// The agent assigns numbers, which are unique in a cluster at any time. A restart may assign
-/// others.
+/// The agent assigns numbers, which are unique in a cluster at any time. A restart may assign other
+/// numbers.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace([u8; 3]);

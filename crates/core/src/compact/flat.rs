@@ -1,4 +1,4 @@
-//! Maps of few rows, where a BTreeMap would allocate nodes of eleven.
+//! Maps of few rows, for which a BTreeMap would allocate nodes of eleven rows.
 
 use std::collections::BTreeMap;
 

@@ -15,7 +15,7 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// Keeps labels in key order, until one does not fit.
+    /// Keeps labels in key order, until a label does not fit.
     pub(crate) fn of<'a>(labels: impl Iterator<Item = (&'a String, &'a String)>) -> Self {
         let mut kept = Vec::new();
         let mut room = MOST;

@@ -131,7 +131,7 @@ fn has_ready_condition(status: &PodStatus) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Returns a Pod's addresses. `podIP` repeats the first of `podIPs`; only old objects have it
+/// Returns a Pod's addresses. `podIP` repeats the first of `podIPs`; only old objects have `podIP`
 /// alone.
 fn ips(status: &PodStatus) -> Box<[Box<str>]> {
     let all: Box<[Box<str>]> = status

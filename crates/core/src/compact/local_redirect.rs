@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::{Compact, Needed, Service, ServicePort, needed};
 use crate::input::ObjectName;
 
-/// The name prefix of stand-in Services. Its dot is impossible in a Service's name.
+/// The name prefix of stand-in Services, which represent redirected addresses. The dot is
+/// impossible in a Service's name.
 pub(crate) const STAND_IN: &str = "localredirect.";
 
 /// The API object. Missing fields are empty; only the model validates.
@@ -87,7 +88,6 @@ impl LocalRedirect {
         }
     }
 
-    /// Returns the name of the stand-in Service.
     pub(crate) fn stand_in(&self) -> ObjectName {
         let own = Compact::name(self);
         ObjectName::new(&*own.namespace, format!("{STAND_IN}{}", own.name))

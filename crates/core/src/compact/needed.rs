@@ -1,5 +1,5 @@
-//! The fields of each kind that kpx reads. A source drops all others, so that they cannot make an
-//! object unreadable.
+//! The fields of each kind that kpx reads. A source drops all other fields, so that they cannot
+//! make an object unreadable.
 
 use super::service::{ALGORITHM, BACKEND_HEALTH, LOCAL_REDIRECT, RESET_ON_NODE_LOSS, WEIGHTS};
 use super::slice::{HEADLESS, LAST_CHANGE_TRIGGER_TIME, SERVICE_NAME, WEIGHT};

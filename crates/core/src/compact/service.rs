@@ -51,7 +51,6 @@ pub struct Service {
     pub type_: Option<Shared>,
     pub cluster_ip: Option<Box<str>>,
     pub cluster_ips: Box<[Box<str>]>,
-    /// The target of a Service of type ExternalName.
     pub external_name: Option<Box<str>>,
     pub ip_families: Box<[Shared]>,
     pub ports: Box<[ServicePort]>,

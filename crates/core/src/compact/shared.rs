@@ -6,7 +6,6 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// An interned text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shared(Arc<str>);
 

@@ -13,7 +13,7 @@ use crate::input::ObjectName;
 pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The label (any value) of a headless Service's slice, which proxies ignore.
 pub(super) const HEADLESS: &str = "service.kubernetes.io/headless";
-/// The annotation with the time of the change behind this slice, in RFC 3339.
+/// The annotation with the time of the change that the slice reflects, in RFC 3339.
 pub(super) const LAST_CHANGE_TRIGGER_TIME: &str =
     "endpoints.kubernetes.io/last-change-trigger-time";
 
@@ -32,15 +32,15 @@ pub struct EndpointSlice {
     /// The slice's Service, which may not exist.
     pub service: Option<ObjectName>,
     pub is_headless: bool,
-    /// The time of the change behind this slice.
+    /// The time of the change that the slice reflects.
     pub triggered: Option<Timestamp>,
     /// The annotation's weight of all endpoints.
     pub weight: Option<Shared>,
     pub address_type: Shared,
     pub ports: Box<[EndpointPort]>,
     pub endpoints: Box<[Endpoint]>,
-    /// The hostnames of the endpoints, in the same order. Empty if no endpoint has a hostname,
-    /// which saves memory in most slices.
+    /// The hostnames of `endpoints`, in the same order. Empty if no endpoint has a hostname, which
+    /// saves memory in most slices.
     pub hostnames: Box<[Option<Box<str>>]>,
 }
 
@@ -66,7 +66,6 @@ pub struct Endpoint {
     pub pod: Option<Pod>,
 }
 
-/// An endpoint's address.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Address {
     Ip(IpAddr),
@@ -75,7 +74,6 @@ pub enum Address {
     Missing,
 }
 
-/// The topology hints of an endpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hints {
     pub nodes: Box<[Shared]>,

@@ -5,8 +5,8 @@ use crate::input::ObjectName;
 use crate::model::{self, Cause, ObjectRef, Skipped};
 
 impl Desired {
-    /// Returns the Service of a refused endpoint. The Event goes to the Service, because operators
-    /// do not look at its slices.
+    /// Returns the Service of a refused endpoint, `None` for other objects. The Event goes to the
+    /// Service, because operators do not look at its slices.
     pub fn service_refused(&self, skipped: &Skipped) -> Option<ObjectRef> {
         let is_endpoint = skipped.cause == Cause::Refused && skipped.object.kind == "EndpointSlice";
         let slice = self

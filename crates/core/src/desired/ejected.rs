@@ -42,7 +42,6 @@ impl Desired {
         &self.options.silent
     }
 
-    /// Returns the ejected backends.
     pub fn ejected(&self) -> impl Iterator<Item = &Path> {
         self.options
             .silent
@@ -50,7 +49,7 @@ impl Desired {
             .filter(|path| self.is_ejected(path))
     }
 
-    /// Returns true if the path leads to a current backend of a Service with backend health.
+    /// Returns true if the path's backend is a current backend of a Service with backend health.
     pub fn is_backend(&self, path: &Path) -> bool {
         match path.service {
             SocketAddr::V4(_) => self.v4.is_backend(path),
@@ -58,7 +57,6 @@ impl Desired {
         }
     }
 
-    /// Returns true if the backend is ejected.
     pub fn is_ejected(&self, path: &Path) -> bool {
         match path.service {
             SocketAddr::V4(_) => self.v4.is_ejected(path),
@@ -66,7 +64,6 @@ impl Desired {
         }
     }
 
-    /// Returns the Service of a path.
     pub fn service_at(&self, path: &Path) -> Option<ObjectRef> {
         Some(model::claimant(&self.service_of(path.service)?))
     }

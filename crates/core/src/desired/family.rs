@@ -20,9 +20,10 @@ use crate::tables::FamilyTables;
 #[derive(Debug)]
 pub(super) struct Family<A: Addr> {
     pub(super) models: BTreeMap<ObjectName, Arc<FamilyModel<A>>>,
-    /// The claims in order. The first claim normally holds the frontend; second claims are rare.
+    /// The claims in order of priority. The first claim normally holds the frontend; second claims
+    /// are rare.
     claims: BTreeMap<FrontendKey<A>, Vec<Claim>>,
-    /// The frontends with changed claims, models or room since the last pass.
+    /// The frontends whose claims, models or space have changed since the last pass.
     touched: BTreeSet<FrontendKey<A>>,
     /// The frontends with possibly outdated rows: touched frontends and their dependents.
     portions: Portions<A>,
@@ -69,8 +70,8 @@ impl<A: Addr> Family<A> {
         if old == model.as_ref() {
             return;
         }
-        // Most changes replace endpoints and keep the numbers of rows, so the room need not be
-        // divided again, which visits every Service.
+        // Most changes replace endpoints and keep the numbers of rows, so the capacity need not be
+        // divided again, which iterates over every Service.
         let keeps_share = old
             .zip(model.as_ref())
             .is_some_and(|(old, new)| shares::take_same(old, new));
@@ -156,7 +157,6 @@ impl<A: Addr> Family<A> {
         changes
     }
 
-    /// Updates the indexes of programmed frontends.
     fn index(&mut self, change: &FamilyChange<A>) {
         let (key, kind) = match change {
             FamilyChange::PutFrontend(key, frontend)
@@ -178,7 +178,6 @@ impl<A: Addr> Family<A> {
         set(&mut self.externals, *key, is_external);
     }
 
-    /// Returns the programmed ClusterIPs.
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().map(|addr| addr.ip())
     }
@@ -229,8 +228,8 @@ impl<A: Addr> Family<A> {
         }
     }
 
-    /// Divides the maps' room among the models. Returns the frontends that gain or lose room. No
-    /// other frontend depends on them, because a frontend without room keeps its holder.
+    /// Divides the maps' capacity among the models. Returns the frontends that gain or lose their
+    /// rows. No other frontend depends on them, because a frontend without space keeps its holder.
     fn divide(&mut self, news: &mut Vec<Skipped>) -> Vec<FrontendKey<A>> {
         let mut divided = Vec::new();
         for (service, keys) in self.shares.settle(self.models.values().map(Arc::as_ref)) {
@@ -246,9 +245,9 @@ impl<A: Addr> Family<A> {
         divided
     }
 
-    /// Returns these frontends and their dependents. Other frontends at a ClusterIP give way to it.
-    /// Each claimant's other frontends depend on it because the claimant may gain or lose the
-    /// service port.
+    /// Returns `touched` and its dependents: the other frontends at a ClusterIP, which give way to
+    /// it, and each claimant's other frontends, because the claimant may gain or lose the service
+    /// port.
     fn affected_by(&self, touched: &BTreeSet<FrontendKey<A>>) -> BTreeSet<FrontendKey<A>> {
         let addresses = touched
             .iter()
@@ -283,8 +282,8 @@ impl<A: Addr> Family<A> {
             .filter(|model| !self.shares.leave_out(&model.claim.service, key))
     }
 
-    /// Returns the model that holds the frontend, with or without room. Other claims never get a
-    /// frontend that lacks room.
+    /// Returns the model that holds the frontend, even if the maps have no space for its rows.
+    /// Other claims never get such a frontend.
     fn owner(&self, key: &FrontendKey<A>) -> Option<&FamilyModel<A>> {
         self.claimants(key)
             .find(|model| self.refusal(key, model).is_none())
@@ -323,7 +322,7 @@ impl<A: Addr> Family<A> {
     /// Returns the losing claims to this frontend. Services may share an address as long as their
     /// ports differ.
     fn conflicts_at(&self, key: &FrontendKey<A>) -> Vec<Skipped> {
-        // The Service itself reports its rows without room.
+        // The Service's own report contains the rows that do not fit.
         let holder = self.owner(key).map(|holder| &holder.claim);
         let lost = self
             .claimants(key)
@@ -392,7 +391,6 @@ impl<A: Addr> Family<A> {
     }
 }
 
-/// Adds or removes an element.
 fn set<T: Ord>(elements: &mut BTreeSet<T>, element: T, is_in: bool) {
     if is_in {
         elements.insert(element);

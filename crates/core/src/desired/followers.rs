@@ -9,9 +9,9 @@ use crate::model::HealthCheck;
 
 #[derive(Debug, Default)]
 pub(super) struct Followers {
-    /// The endpoint changes of Services that no pass has read.
+    /// The endpoint changes whose Services no pass has read yet.
     unread: Vec<Trigger>,
-    /// The other endpoint changes, each with the pass that read its Service.
+    /// The endpoint changes whose Services a pass has read, each with that pass.
     read: Vec<(u64, Trigger)>,
     /// The health checks of the Services that a pass has read.
     checks: BTreeMap<ObjectName, Checks>,

@@ -1,4 +1,4 @@
-//! The routes of a host in mode `host`.
+//! The routes of a host in host mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ impl Desired {
         self.node.host_mode.as_ref()
     }
 
-    /// Returns all addresses with relevant routes.
+    /// Returns the addresses of all endpoints and nodes.
     pub fn addresses_to_reach(&self) -> BTreeSet<IpAddr> {
         let nodes = self
             .host_mode()
@@ -33,7 +33,7 @@ impl Desired {
             .collect()
     }
 
-    /// Returns the relevant addresses without a known route.
+    /// Returns the addresses without a known route, of nodes and changed Services' endpoints.
     pub fn addresses_to_ask_for(&self) -> BTreeSet<IpAddr> {
         let Some(host_mode) = self.host_mode() else {
             return BTreeSet::new();
@@ -90,7 +90,7 @@ impl Desired {
         routes.into_iter().any(|route| *route == ClusterRoute::Own)
     }
 
-    /// Returns the backends left out as unreachable, by Service, as of the last sync.
+    /// Returns the backends omitted as unreachable, by Service, as of the last sync.
     pub fn unreachable(&self) -> BTreeMap<&ObjectName, Vec<&Unreachable>> {
         let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (service, unreachable) in self.v4.unreachable().chain(self.v6.unreachable()) {

@@ -1,5 +1,5 @@
-//! Leaves ClusterIPs on a device of the host (such as NodeLocal DNSCache's) to the host, and shared
-//! networks in ClusterIP ranges to pods and routes.
+//! Omits the ClusterIPs that a device of the host has (such as NodeLocal DNSCache's), and the
+//! networks in ClusterIP ranges that pods or routes also use.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -68,7 +68,7 @@ impl<A: Addr> Portions<A> {
         std::mem::take(&mut self.0).into_keys().collect()
     }
 
-    /// Takes the next portion: a third for changes that free room, a third for the smallest
+    /// Takes the next portion: a third for changes that free rows, a third for the smallest
     /// Services, and a third for the longest waiting.
     pub(super) fn take(
         &mut self,
@@ -113,7 +113,7 @@ impl<A: Addr> Portions<A> {
                 .filter(|group| comes_last(group) && limits.take(group)),
         );
         if taken.is_empty() {
-            // All models fit together, but not one after another.
+            // All models fit together, but their changes do not fit one after another.
             return self.take_all();
         }
         let taken: BTreeSet<_> = taken
@@ -224,7 +224,7 @@ fn size(before: &Rows, after: &Rows) -> usize {
 
 impl Limits {
     /// Takes groups from the front, up to a third of the rows but at least `least` groups. A
-    /// growing group waits for room. Returns the taken groups and the rest.
+    /// growing group waits until it fits. Returns the taken groups and the rest.
     fn choose(&mut self, groups: Vec<Group>, least: usize) -> (Vec<Group>, Vec<Group>) {
         let mut taken = Vec::new();
         let mut rest = Vec::new();
@@ -241,7 +241,7 @@ impl Limits {
         (taken, rest)
     }
 
-    /// Reserves room for a group. Returns false if it does not fit.
+    /// Reserves the rows of a group. Returns false if they do not fit.
     fn take(&mut self, group: &Group) -> bool {
         let after =
             |map: usize| (self.used[map] + group.after[map]).saturating_sub(group.before[map]);

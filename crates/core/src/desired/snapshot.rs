@@ -11,8 +11,8 @@ use crate::compact::{EndpointSlice, Service};
 use crate::input::ObjectName;
 use crate::model::{FamilyModel, NodeModel, Skipped};
 
-/// All served Services, each as of its part: see [`Desired::snapshot_part`]. All other fields are
-/// as of the last part.
+/// All served Services, each as of the time of its part: see [`Desired::snapshot_part`]. All other
+/// fields are as of the last part.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     pub node: NodeModel,
@@ -69,8 +69,8 @@ impl Desired {
         snapshot
     }
 
-    /// Returns the Services after `after`, or the first Services. `limit` is the approximate number
-    /// of Services and slices.
+    /// Returns the Services after `after`, or the first Services if it is `None`. `limit` is the
+    /// approximate number of Services and slices.
     ///
     /// The state may change between parts. A Service that exists throughout is in exactly one part,
     /// as of that part. Before the first sync the only part has no Services.

@@ -45,7 +45,6 @@ impl Turns {
         self.waiting.iter()
     }
 
-    /// Takes all Services, by name.
     pub(super) fn take_all(&mut self) -> BTreeSet<ObjectName> {
         std::mem::take(self).waiting
     }

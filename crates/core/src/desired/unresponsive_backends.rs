@@ -20,8 +20,8 @@ const ENDPOINTS_OF_ONE: usize = 4_096;
 const LATE: usize = 2;
 
 impl Desired {
-    /// Returns the backends of each unresponsive node, by service port in mode `on`. `boot_ns` is
-    /// the time since boot.
+    /// Returns the backends of each unresponsive node, separately for each service port in mode
+    /// `on`. `boot_ns` is the time since boot.
     ///
     /// A call checks as many service ports as the endpoint limit allows. The next call continues at
     /// `turn`.
@@ -70,7 +70,7 @@ impl Desired {
         found
     }
 
-    /// Returns the backends of a service port by node. Backends without a known node are left out.
+    /// Returns the backends of a service port by node. Backends without a known node are omitted.
     fn nodes_of(&self, service: &ObjectName, port: SocketAddr) -> Vec<Backends> {
         let mut nodes = BTreeMap::<IpAddr, Option<&str>>::new();
         for endpoint in self

@@ -27,7 +27,7 @@ proptest! {
         }
     }
 
-    /// The agent leaves out a service port's writes after any of them fails.
+    /// The agent omits a service port's writes after any of them fails.
     #[test]
     fn refused_writes_leave_the_tables_safe(
         (old, new) in random::old_and_new(),

@@ -169,7 +169,7 @@ impl UnresponsiveGroups {
     }
 }
 
-/// Returns true if a new ejection may follow after an answer has ended the last.
+/// Returns true if a new ejection may follow after an answer has ended the last ejection.
 fn is_over(group: &Judged, now: Duration) -> bool {
     now.saturating_sub(group.struck) > BACK_OFF
 }

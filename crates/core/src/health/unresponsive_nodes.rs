@@ -1,7 +1,8 @@
 //! Finds unresponsive nodes by their backends' unanswered SYNs.
 //!
 //! Evidence against each of ten backends takes ten times as long as evidence against their node.
-//! EndpointSlices may claim any node, so each service port is judged by its own connections.
+//! EndpointSlices may name any node, so the evidence of each service port comes from its own
+//! connections.
 
 use proxy_common::connect::{Asked, DialTime};
 
@@ -10,7 +11,8 @@ use proxy_common::connect::{Asked, DialTime};
 pub struct Unanswered {
     /// The unanswered SYNs since the last answer.
     pub asked: Asked,
-    /// The last SYN with any response, even a RST. [`DialTime::UNKNOWN`] without a response.
+    /// The time of the last SYN with any response, even a RST. [`DialTime::UNKNOWN`] if there is
+    /// none.
     pub heard: DialTime,
     /// The backend has answered, and almost always promptly.
     pub is_prompt: bool,
@@ -30,7 +32,8 @@ impl Unanswered {
 /// A node's backends and their unanswered SYNs. `None` for a backend without a recent SYN.
 pub(crate) struct NodeUnanswered {
     pub(crate) backends: Vec<Option<Unanswered>>,
-    /// Set for this node. It answers without a network, so it is no evidence of the network.
+    /// Set for this node. This node answers without a network, so its answers are no evidence about
+    /// the network.
     pub(crate) is_here: bool,
 }
 
@@ -39,8 +42,8 @@ const LATE: usize = 3;
 /// The minimum number of late backends for each of two clients. A single lost SYN proves nothing.
 const FOR_EACH_CLIENT: usize = 2;
 const CLIENTS: usize = 2;
-/// The minimum number of backends on other nodes that answered in the same time. Without them the
-/// fault may be this node's or the network's.
+/// The minimum number of backends on other nodes that answered in the same time. Without these
+/// answers the fault may be this node's or the network's.
 const ANSWERED_ELSEWHERE: usize = 2;
 
 impl NodeUnanswered {
@@ -154,7 +157,7 @@ mod tests {
         vec![answered(370), answered(380), answered(20), None]
     }
 
-    /// Judges a node with `backends` next to a node with `others`.
+    /// Evaluates a node with `backends` next to a node with `others`.
     fn judge(backends: &[Option<Unanswered>], others: &[Option<Unanswered>]) -> bool {
         let node = |backends: &[_]| NodeUnanswered {
             backends: backends.to_vec(),

@@ -26,7 +26,7 @@ pub(super) fn externals_of(service: &Service) -> usize {
     EXTERNALS / service.ports.len().max(1)
 }
 
-/// Reports a Service that exceeds this maximum.
+/// Reports a Service with more external addresses than [`externals_of`] permits.
 pub(super) fn report_externals(reader: &mut Reader<'_>, service: &Service) {
     let given = service.ingress.len() + service.external_ips.len();
     let most = externals_of(service);
@@ -39,7 +39,6 @@ pub(super) fn report_externals(reader: &mut Reader<'_>, service: &Service) {
     }
 }
 
-/// Reports the number of a Service's ports without look-up tables.
 pub(super) fn report_without_tables(reader: &mut Reader<'_>, ports: usize) {
     if ports > 0 {
         let why = format!(

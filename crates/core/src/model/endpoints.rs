@@ -33,15 +33,13 @@ struct SlicePort<'a> {
 
 #[derive(Clone, Copy)]
 pub struct Endpoint<'a, A: Addr> {
-    /// The endpoint in the slice.
     pub object: &'a compact::Endpoint,
     addr: A,
     pub ready: bool,
     pub serving: bool,
     pub terminating: bool,
-    /// The relative share of new flows. 0 gets none.
+    /// The relative share of new flows. An endpoint of weight 0 gets none.
     pub weight: u16,
-    /// Set for endpoints on this node.
     pub local: bool,
     for_node: Hint,
     for_zone: Hint,
@@ -188,9 +186,9 @@ impl<'a, A: Addr> Endpoint<'a, A> {
         self.ready || self.is_fallback()
     }
 
-    /// Ranks duplicates of one address and port; the greatest wins. A reused address belongs to the
-    /// new pod while the old pod still terminates. The further criteria make the result independent
-    /// of the slices' order.
+    /// Ranks duplicates of one address and port; the greatest rank wins. A reused address belongs
+    /// to the new pod while the old pod still terminates. The further criteria make the result
+    /// independent of the slices' order.
     fn rank(&self) -> impl Ord + use<'a, A> {
         (
             !self.terminating,
@@ -205,8 +203,8 @@ impl<'a, A: Addr> Endpoint<'a, A> {
 }
 
 impl Hint {
-    /// Returns the hint of these names. Without the name of this node or zone, every hint is for
-    /// elsewhere.
+    /// Returns the hint that lists these names. `own` is this node or zone; if it is unknown, every
+    /// hint is for elsewhere.
     fn of<'a>(names: impl Iterator<Item = &'a Shared>, own: Option<&str>) -> Self {
         let own = own.filter(|own| !own.is_empty());
         names
@@ -277,8 +275,8 @@ impl<A: Addr> Joined<'_, A> {
     }
 
     /// Returns the topology filter. Hints apply only if every ready endpoint has a hint and at
-    /// least one hint is for this node or zone. Node hints take precedence over zone hints. Without
-    /// ready endpoints every endpoint passes.
+    /// least one hint is for this node or zone. Node hints take precedence over zone hints. If no
+    /// endpoint is ready, every endpoint passes.
     fn topology(&self) -> fn(&Endpoint<'_, A>) -> bool {
         let ready = || self.0.values().filter(|endpoint| endpoint.takes_flows());
         let is_hinted = |hint: fn(&Endpoint<'_, A>) -> Hint| {
@@ -294,7 +292,8 @@ impl<A: Addr> Joined<'_, A> {
         }
     }
 
-    /// Returns the ready `wanted` endpoints, or else those that serve while terminating.
+    /// Returns the ready `wanted` endpoints. If there are none, returns the `wanted` endpoints that
+    /// serve while terminating.
     fn usable(&self, wanted: impl Fn(&Endpoint<'_, A>) -> bool) -> Vec<Backend<A>> {
         let ready = self.backends(|endpoint| wanted(endpoint) && endpoint.takes_flows());
         let is_last = |endpoint: &Endpoint<'_, A>| endpoint.is_fallback() && endpoint.weight > 0;

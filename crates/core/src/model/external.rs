@@ -52,7 +52,7 @@ pub(super) fn externals<A: Addr>(
     };
     let most = externals_of(service);
     for (index, ingress) in service.ingress.iter().enumerate().take(most) {
-        // With `ipMode: Proxy` the load balancer must see all traffic, even from inside the
+        // With `ipMode: Proxy` the load balancer must process all traffic, even from inside the
         // cluster.
         let is_ours = matches!(ingress.ip_mode.as_deref(), None | Some("VIP"));
         if let Some(text) = ingress.ip.as_deref().filter(|ip| is_ours && !ip.is_empty()) {
@@ -75,7 +75,8 @@ pub(super) fn externals<A: Addr>(
     externals
 }
 
-/// Returns the external addresses that a host in mode `host` leaves to the network, with the reasons.
+/// Returns the external and load balancer addresses that kpx does not translate in host mode, with
+/// the reasons.
 pub fn not_taken<'a>(
     service: &'a Service,
     node: &'a NodeModel,
@@ -128,8 +129,8 @@ pub(super) fn source_ranges<A: Addr>(
         .iter()
         .filter_map(|net| Some((A::from_ip(net.addr())?, net.prefix_len())))
         .collect();
-    // A node that dials a load balancer address on one of its own devices uses it as the source
-    // address.
+    // A node that dials a load balancer address on one of its own devices uses this address as the
+    // source address.
     if nets
         .iter()
         .any(|net| node.primary.iter().any(|ip| net.contains(ip)))

@@ -124,7 +124,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Returns the ClusterIP range of an address that only Services use.
+    /// Returns the ClusterIP range of an address, unless pods or routes also use its network.
     fn range_of(&self, ip: IpAddr) -> Option<&IpNet> {
         let range = self.service_cidrs.iter().find(|cidr| cidr.contains(&ip));
         range.filter(|_| !self.shared_networks.iter().any(|net| net.contains(&ip)))
@@ -163,9 +163,9 @@ impl Guard {
         Ok(())
     }
 
-    /// Checks that a host in mode `host` sends its packets for an external address to a Service. The
-    /// address may be anywhere on the internet; the host's owner trusts the cluster only with the
-    /// permitted ranges.
+    /// Checks that kpx translates packets to an external address. In host mode only the permitted
+    /// ranges count: the address may be anywhere on the internet, and the host's owner trusts the
+    /// cluster only with these ranges.
     pub(super) fn takes(&self, ip: IpAddr) -> Result<(), String> {
         let mut nets = self.external_ip_cidrs.iter().flatten();
         if !self.is_outside || nets.any(|net| net.contains(&ip)) {
@@ -200,7 +200,7 @@ impl Guard {
         }
     }
 
-    /// Returns the same for one port of the address.
+    /// Returns true if the Service may have this port of the address.
     pub(super) fn leaves_port<A: Addr>(
         &self,
         reader: &mut Reader<'_>,
@@ -213,7 +213,6 @@ impl Guard {
             || reader.admit(format_args!("spec.ports[{index}]"), admitted())
     }
 
-    /// Checks that a Service may use this address and port.
     pub(super) fn admit_port<A: Addr>(
         &self,
         addr: A,

@@ -16,7 +16,7 @@ use crate::store::Store;
 /// The host's routes to the queried addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostRoutes {
-    /// Set by the operator if the default route leads to pods.
+    /// Set by the operator if the default route reaches pods.
     pub default_leads_to_pods: bool,
     /// The host's sockets at which the agent accepts connections for the tunnel, at most one for
     /// each family.
@@ -54,8 +54,8 @@ pub enum ClusterRoute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reachability<A> {
     Direct,
-    /// Through its node port, if the Service has one. Holds the node's address if the node takes
-    /// node ports.
+    /// Through its node's node port, if the Service has one. Holds the node's address if the node
+    /// is ready and has a route.
     ViaNodePort(Option<A>, UnreachableReason),
 }
 
@@ -66,7 +66,6 @@ pub enum UnreachableReason {
     OnlyDefault,
 }
 
-/// A backend that this host cannot reach.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unreachable {
     /// The number of the service port.
@@ -91,7 +90,6 @@ impl fmt::Display for Unreachable {
     }
 }
 
-/// A pod behind the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TunnelledPod {
     pub namespace: Shared,
@@ -107,7 +105,6 @@ pub struct HostMode {
     nodes: BTreeMap<String, RemoteNode>,
 }
 
-/// A node of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteNode {
     /// Internal addresses come first.
@@ -124,7 +121,6 @@ impl HostMode {
         }
     }
 
-    /// Returns all nodes, by name.
     pub fn nodes(&self) -> &BTreeMap<String, RemoteNode> {
         &self.nodes
     }
@@ -219,7 +215,7 @@ impl HostMode {
             && !self.nodes.values().any(|node| node.addresses.contains(&ip))
     }
 
-    /// Returns the node's first address with a route, for its node ports.
+    /// Returns the first address of a ready node to which the host has a route.
     fn node_port_address<A: Addr>(&self, node: &RemoteNode) -> Option<A> {
         let has_route = |ip: &IpAddr| {
             !matches!(

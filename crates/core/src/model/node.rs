@@ -40,12 +40,12 @@ pub struct ModelOptions {
     pub service_cidrs: Vec<IpNet>,
     /// The networks in these ranges that pods or routes also use, so that endpoints may be there.
     pub shared_networks: Vec<IpNet>,
-    /// The routes of a host in mode `host`. `None` on a node, which reaches every backend.
+    /// The routes in host mode. `None` on a node, which reaches every backend.
     pub host_routes: Option<Arc<HostRoutes>>,
     /// The addresses on dummy devices and empty bridges, by device. The host keeps their packets,
     /// so their ClusterIP frontends are not programmed.
     pub kept_addresses: BTreeMap<IpAddr, String>,
-    /// The maps' room, which limits the backends in each model.
+    /// The maps' capacity, which limits the backends in each model.
     pub room: Room,
     /// Set if local redirects are enabled.
     pub has_redirects: bool,
@@ -112,7 +112,7 @@ impl NodeModel {
 }
 
 impl NodeModel {
-    /// Returns true, and reports it, if a device of the host has this ClusterIP.
+    /// Returns true if a device of the host has this ClusterIP, and reports the address.
     pub(super) fn keeps(&self, reader: &mut Reader<'_>, ip: IpAddr) -> bool {
         let Some(device) = self.kept_addresses.get(&ip) else {
             return false;
@@ -172,7 +172,7 @@ pub fn pod_cidrs(node: &Node) -> Vec<IpNet> {
         return Vec::new();
     };
     let cidrs = spec.pod_cidrs.as_deref().unwrap_or_default();
-    // `podCIDR` repeats the first of `podCIDRs`. Only old objects have it alone.
+    // `podCIDR` repeats the first of `podCIDRs`. Only old objects have `podCIDR` alone.
     let single = spec.pod_cidr.as_slice();
     let texts = if cidrs.is_empty() { single } else { cidrs };
     texts.iter().filter_map(|text| cidr(text).ok()).collect()

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use proxy_common::addr::Addr;
 use proxy_common::frontend::{Algorithm, Backend, MAGLEV_PLACES, Maglev};
 
-/// Returns the look-up table: evenly spread turns for round-robin, a Maglev table otherwise.
-/// Returns `None` without backends, or with more backends than entries.
+/// Returns the look-up table: evenly spread turns for round-robin, a Maglev table otherwise. `None`
+/// if there are no backends, or more backends than entries.
 pub(super) fn table<A: Addr>(algorithm: Algorithm, backends: &[Backend<A>]) -> Option<Maglev> {
     if backends.is_empty() || backends.len() > MAGLEV_PLACES {
         return None;
@@ -69,7 +69,7 @@ fn turns<A: Addr>(backends: &[Backend<A>]) -> Option<Maglev> {
 
 const PLACES: u64 = MAGLEV_PLACES as u64;
 
-/// Divides the number of entries by weight. Each backend gets at least one.
+/// Divides the number of entries by weight. Each backend gets at least one entry.
 fn quotas<A: Addr>(backends: &[Backend<A>]) -> Vec<u64> {
     let weights: Vec<_> = backends
         .iter()
@@ -172,7 +172,6 @@ mod tests {
             .collect()
     }
 
-    /// Returns the backend of each entry.
     fn owners<A: Addr>(backends: &[Backend<A>]) -> Vec<Backend<A>> {
         populate(backends)
             .unwrap()

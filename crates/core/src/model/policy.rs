@@ -165,7 +165,6 @@ pub(super) fn algorithm(name: &str) -> Result<Algorithm, String> {
     })
 }
 
-/// Returns an algorithm's name in [`ALGORITHMS`].
 pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
     ALGORITHMS
         .iter()

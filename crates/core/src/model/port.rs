@@ -23,11 +23,11 @@ pub struct ServicePort<A: Addr> {
     pub cluster: Vec<Backend<A>>,
     pub local: Vec<Backend<A>>,
     pub health: HealthMode,
-    /// The silent backends that a set leaves out.
+    /// The silent backends that a set omits.
     pub ejected: Vec<SockAddr<A>>,
     /// The look-up tables of the nonempty sets, for Maglev, or if weights differ.
     pub maglev: Vec<(Set, Arc<Maglev>)>,
-    /// Set if these tables have no room.
+    /// Set if the maps have no space for these tables.
     pub lacks_tables: bool,
     /// The serving endpoints, if packets of open flows look them up.
     pub endpoints: Vec<(SockAddr<A>, Endpoint)>,
@@ -48,7 +48,7 @@ pub(super) struct PortPolicy {
     pub(super) remembers: bool,
     /// Set if connections to lost nodes are reset.
     pub(super) resets: bool,
-    /// Set if the maps have room for look-up tables.
+    /// Set if the maps have space for look-up tables.
     pub(super) has_tables: bool,
 }
 

@@ -12,13 +12,15 @@ const MAX: usize = 1_024;
 pub struct SharedNetworks {
     /// Sorted, without overlaps.
     pub networks: Vec<IpNet>,
-    /// The first of the networks and the number of the others, as text. `None` without networks.
+    /// The first network and the number of further networks, as text. `None` if there are no
+    /// networks.
     pub why: Option<String>,
 }
 
 impl SharedNetworks {
-    /// `pods` are pod networks, `routes` the networks of the node's routes. Only networks inside a
-    /// range count, because wider routes are less specific than the range.
+    /// Finds the shared networks. `pods` are pod networks, `routes` the networks of the node's
+    /// routes. Only networks inside a range count, because wider routes are less specific than the
+    /// range.
     pub fn of(ranges: &[IpNet], pods: &[IpNet], routes: &[IpNet]) -> Self {
         let mut found: Vec<(IpNet, IpNet, &str)> = Vec::new();
         for range in ranges {

@@ -29,11 +29,11 @@ pub enum Cause {
     Conflict,
     /// Services may not have the value.
     Refused,
-    /// The maps have no room left for the namespace's Services.
+    /// The maps have no space left for the namespace's Services.
     NoRoom,
     /// A device of this host has the address, so the host keeps its packets.
     KeptByHost,
-    /// Host mode leaves the address to the network.
+    /// kpx does not translate the address in host mode.
     NotTaken,
 }
 
@@ -96,12 +96,12 @@ impl<'a> Reader<'a> {
         self.push(field, why, Cause::KeptByHost);
     }
 
-    /// Records a part without room.
+    /// Records a part that does not fit into the maps.
     pub(super) fn no_room(&mut self, field: fmt::Arguments<'_>, why: String) {
         self.push(field, why, Cause::NoRoom);
     }
 
-    /// Returns true if this host takes the address. Otherwise records that the network keeps it.
+    /// Returns true if kpx translates packets to the address. Otherwise records the refusal.
     pub(super) fn take_address(
         &mut self,
         field: fmt::Arguments<'_>,
@@ -190,7 +190,7 @@ pub(super) fn addr<A: Addr>(text: &str) -> Result<A, String> {
     }
 }
 
-/// Reads an endpoint's address the same way.
+/// Reads an endpoint's unicast address of one family.
 pub(super) fn addr_of<A: Addr>(address: &Address) -> Result<A, String> {
     match address {
         Address::Ip(ip) => match A::from_ip(ip.to_canonical()) {

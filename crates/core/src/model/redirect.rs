@@ -29,12 +29,12 @@ pub(crate) use concerned::{redirected_by, redirected_to, skipped_redirects};
 /// A Service's redirect, with the selected pods of this node.
 pub struct Redirect<'a> {
     terms: Terms,
-    /// The source of the redirect, and its selector field.
+    /// The object that declares the redirect, and the object's selector field.
     from: (ObjectRef, String),
     pods: Vec<&'a LocalPod>,
 }
 
-/// The parsed content of one source.
+/// The parsed content of a redirect annotation or a LocalRedirect.
 struct Terms {
     selector: Selector,
     ports: Ports,

@@ -93,7 +93,6 @@ impl Weights {
     }
 }
 
-/// Returns the weight of all endpoints of a slice.
 pub(super) fn of_slice(reader: &mut Reader<'_>, slice: &EndpointSlice) -> u16 {
     let given = slice.weight.as_deref().and_then(|text| {
         reader.take(
@@ -104,7 +103,6 @@ pub(super) fn of_slice(reader: &mut Reader<'_>, slice: &EndpointSlice) -> u16 {
     given.unwrap_or(DEFAULT)
 }
 
-/// Inserts a weight unless the entry has a weight.
 fn put<K: Ord>(entry: Entry<'_, K, u16>, weight: u16) -> bool {
     match entry {
         Entry::Vacant(entry) => {

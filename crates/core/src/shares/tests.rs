@@ -7,7 +7,7 @@ use crate::input::Input;
 use crate::model::ModelOptions;
 use crate::tables::Tables;
 
-/// Room for `count` frontends, and unlimited other rows.
+/// The capacity for `count` frontends, and for unlimited other rows.
 fn frontends(count: usize) -> Room {
     let Room(mut rows) = Room::default();
     rows[0] = count;
@@ -153,7 +153,7 @@ fn service_is_modelled_only_as_far_as_there_is_room() {
     );
 }
 
-/// A tenant that fills the room does not get another tenant's address.
+/// A tenant that fills the maps does not get another tenant's address.
 #[test]
 fn frontend_without_room_passes_to_no_other_service() {
     let room = frontends(8);
@@ -205,7 +205,7 @@ fn external_frontends_have_their_turn_by_namespace() {
     );
 }
 
-/// Room for `count` look-up tables, and unlimited other rows.
+/// The capacity for `count` look-up tables, and for unlimited other rows.
 fn tables(count: usize) -> Room {
     let Room(mut rows) = Room::default();
     rows[4] = count;

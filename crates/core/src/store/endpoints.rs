@@ -57,7 +57,6 @@ impl Endpoints {
     }
 }
 
-/// Returns the readable ExternalIPs of a Service.
 pub(super) fn external_ips(service: &Service) -> BTreeSet<IpAddr> {
     service
         .external_ips

@@ -11,7 +11,6 @@ pub(super) struct Marked {
     pub(super) redirected: BTreeSet<ObjectName>,
     /// The Services with the annotation `reset-on-node-loss`.
     pub(super) resetting: BTreeSet<ObjectName>,
-    /// The Services of other proxies.
     pub(super) of_other_proxies: BTreeSet<ObjectName>,
 }
 

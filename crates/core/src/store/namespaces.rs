@@ -49,7 +49,7 @@ impl Namespaces {
         }
     }
 
-    /// Renumbers the namespaces after a change. Returns those with a new number.
+    /// Renumbers the namespaces after a change. Returns the namespaces with a new number.
     pub(super) fn settle(&mut self) -> Vec<Shared> {
         if !std::mem::take(&mut self.is_stale) {
             return Vec::new();

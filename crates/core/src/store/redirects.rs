@@ -12,7 +12,7 @@ use crate::input::{ObjectName, Update};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Redirects {
     pub(super) kind: Kind<LocalRedirect>,
-    /// By Service, existing or not: the LocalRedirects of its namespace that name it. A tenant may
+    /// The LocalRedirects that name each Service of their namespace, existing or not. A tenant may
     /// create thousands.
     of: BTreeMap<ObjectName, BTreeSet<ObjectName>>,
     /// The stand-in Services for LocalRedirects of addresses.
@@ -63,7 +63,7 @@ impl Redirects {
         namespaces.iter().flat_map(in_namespace)
     }
 
-    /// Returns the Services after `name`, merged with the stand-ins. Without a name, returns all.
+    /// Returns the Services after `name`, or all if `name` is `None`, merged with the stand-ins.
     pub(super) fn with_stand_ins<'a>(
         &'a self,
         services: &'a BTreeMap<ObjectName, Arc<Service>>,
@@ -87,7 +87,6 @@ impl Redirects {
         })
     }
 
-    /// Returns the LocalRedirects that name a Service of their namespace.
     pub(super) fn of<'a>(
         &'a self,
         service: &ObjectName,

@@ -61,7 +61,7 @@ impl<A: Addr> fmt::Display for FamilyTables<A> {
     }
 }
 
-/// A frontend: its kind, and its service port unless that has the same key.
+/// A frontend: its kind, and its service port unless the keys are equal.
 pub struct FrontendText<'a, A: Addr>(pub &'a FrontendKey<A>, pub &'a Frontend<A>);
 pub struct ServiceText<'a>(pub &'a Service);
 pub struct BackendText<'a, A: Addr>(pub &'a Backend<A>);

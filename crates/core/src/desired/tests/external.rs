@@ -115,7 +115,7 @@ fn an_external_frontend_gives_way_to_a_cluster_ip() {
         web("old", 1).external_ip("10.96.0.9"),
         &Dump::of_rust(file!(), "an_external_frontend_gives_way_to_a_cluster_ip/1"),
     );
-    // The same holds for a ClusterIP with another port.
+    // A ClusterIP with another port wins as well.
     let young = || service("young").cluster_ip("10.96.0.9").port("", "TCP", 81);
     expect_sync(
         &mut desired,
@@ -129,7 +129,7 @@ fn an_external_frontend_gives_way_to_a_cluster_ip() {
     );
 }
 
-/// Otherwise the frontend would lead to the other Service's backends.
+/// Without its service port, the frontend would reach the other Service's backends.
 #[test]
 fn an_external_frontend_goes_with_its_service_port() {
     let mut desired = desired([]);

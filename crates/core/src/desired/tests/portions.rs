@@ -132,8 +132,8 @@ fn address_comes_after_its_ports() {
     }
 }
 
-/// One Service changes in place, its neighbour in the namespace is deleted, and others take the
-/// room.
+/// One Service changes in place, its neighbour in the namespace is deleted, and other Services take
+/// the free rows.
 #[test]
 fn tables_never_hold_more_than_the_room() {
     let room = Room::of_rows(500);

@@ -125,8 +125,8 @@ fn namespace_at<A: Addr>(
 }
 
 proptest! {
-    /// The peer of a socket that kpx connected to a pod is the pod, and the socket's packets are looked up
-    /// once more where they leave.
+    /// A socket that kpx connected to a pod has the pod as peer, and the programs look up its
+    /// packets again where they leave.
     #[test]
     fn packets_to_a_pod_meet_no_external_ip_of_another_namespace(
         inputs in vec(random::input_at_pods(), 1..24),

@@ -11,8 +11,8 @@ use proxy_common::policy::{self, Origin};
 use crate::diff::Change;
 use crate::tables::{FamilyTables, RangeKey, Tables};
 
-/// Applies `changes` one by one. Returns an error after the first unsafe write, or for a wrong end
-/// state.
+/// Applies `changes` one by one. Returns an error after the first unsafe write, or for a wrong
+/// final state.
 pub(super) fn walk(old: &Tables, new: &Tables, changes: Vec<Change>) -> Result<(), String> {
     let now = walk_with(old, new, changes, |_| true)?;
     if now == *new {
@@ -22,7 +22,7 @@ pub(super) fn walk(old: &Tables, new: &Tables, changes: Vec<Change>) -> Result<(
     }
 }
 
-/// Like [`walk`], but applies only `accepted` changes. Leaves out later changes of the same service
+/// Like [`walk`], but applies only `accepted` changes. Omits later changes of the same service
 /// ports, as [`Change::services`] requires.
 pub(super) fn walk_with(
     old: &Tables,
@@ -63,7 +63,7 @@ struct Moment<'a, A: Addr> {
 }
 
 impl<A: Addr> Moment<'_, A> {
-    /// Checks that a client that dials now gets what the old or the new state promises.
+    /// Checks that a client that dials now gets the result of the old or the new state.
     fn check(&self) -> Result<(), String> {
         for key in self
             .old
@@ -196,7 +196,7 @@ impl<A: Addr> Moment<'_, A> {
         }
     }
 
-    /// Checks that no client reaches a load balancer address against both states.
+    /// Checks that no client reaches a load balancer address if neither state admits it.
     fn check_clients(&self, key: &FrontendKey<A>) -> Result<(), String> {
         let clients = self.now.source_ranges.iter().map(|range| range.range.addr);
         let mut clients = clients.filter(|client| {

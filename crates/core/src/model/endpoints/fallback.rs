@@ -9,7 +9,7 @@ use super::{Endpoint, Joined};
 use crate::compact::Shared;
 use crate::model::host_mode::{HostMode, Reachability, TunnelledPod, UnreachableReason};
 
-/// The alternative ways to a service port.
+/// The alternative paths to a service port.
 #[derive(Clone, Copy)]
 pub(in crate::model) struct NodePortFallback<'a> {
     pub(in crate::model) host_mode: &'a HostMode,

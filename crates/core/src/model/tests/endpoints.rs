@@ -53,7 +53,7 @@ fn a_set_is_cut_to_the_limit_of_a_service() {
     let expected = "Service default/web spec.ports[0]: of 65536 backends in the cluster set only the first 65535 serve";
     assert_eq!(skipped.to_string(), expected);
 
-    // The tables have room for all of them.
+    // The tables have space for all of them.
     let mut desired = Desired::new("here");
     for input in listed()
         .into_iter()

@@ -78,13 +78,13 @@ const TABLE: &[(&str, &str, &str)] = &[
     (EXTERNAL_LOCAL,    "1r@here 2t@there",                 "1|1|drop"),
     (EXTERNAL_LOCAL,    "1s@here 2t@there",                 "2||drop"),
     (BOTH_LOCAL,        "1t@here 2r@there 3t@there",        "2|1|drop"),
-    // Zone hints restrict the ready endpoints of the cluster set ...
+    // Zone hints restrict the ready endpoints of the cluster set.
     (CLUSTER,           "1r/east 2r/west",                  "1||drop"),
     (CLUSTER,           "1r/east 2r/west 3r/west,east",     "13||drop"),
     (CLUSTER,           "1r/east 2r/east",                  "12||drop"),
     (EXTERNAL,          "1r/east 2r/west",                  "1||drop"),
-    // ... unless a ready endpoint lacks a hint, or no hint is for this zone, or no endpoint is
-    // ready.
+    // Zone hints do not apply if a ready endpoint has no hint, no hint is for this zone, or no
+    // endpoint is ready.
     (CLUSTER,           "1r/east 2r",                       "12||drop"),
     (CLUSTER,           "1r/ 2r/east",                      "12||drop"),
     (CLUSTER,           "1r/west 2r/west",                  "12||drop"),
