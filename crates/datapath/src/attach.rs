@@ -115,7 +115,6 @@ impl Attachments {
             .with_context(|| format!("program {name}"))
     }
 
-    /// Returns the kernel's information about a loaded program.
     pub fn info(&self, name: &str) -> Result<ProgramInfo> {
         let program = self
             .ebpf

@@ -87,9 +87,9 @@ impl Attached {
 }
 
 pub(super) enum AttachedProgram {
-    /// A TCX link, which stays attached after a drop of this value.
+    /// A TCX link, which outlives this value.
     Pinned(PinnedLink),
-    /// A clsact filter, which stays attached after a drop of this value.
+    /// A clsact filter, which outlives this value.
     Filter(ManuallyDrop<SchedClassifierLink>),
     /// A link that a drop of this value detaches.
     Own { _link: SchedClassifierLink },
@@ -99,7 +99,7 @@ impl AttachedProgram {
     pub(super) fn detach(self) {
         match self {
             Self::Pinned(link) => {
-                // Removes the link, unless another process holds it open.
+                // This was the last handle, unless the kernel still uses the file.
                 if let Err(error) = link.unpin() {
                     debug!(%error, "a link's pin was missing");
                 }

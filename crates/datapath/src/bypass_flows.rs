@@ -1,5 +1,4 @@
-//! Moves bypass TCP flows (which bypass the network stack from their first packet) back to the
-//! stack.
+//! Moves TCP flows that bypass the network stack back to the stack.
 
 use std::net::SocketAddr;
 
@@ -45,7 +44,6 @@ impl FlowMaps {
 }
 
 impl BypassFlows {
-    /// Returns the bypass flows that `picks` selects.
     pub fn find(&mut self, picks: impl Fn(&BypassFlow) -> bool) -> Result<Vec<BypassFlow>> {
         let mut found = Vec::new();
         self.v4.find_bypass(Key::V4, &picks, &mut found)?;

@@ -16,7 +16,6 @@ use super::connects::ConnectLedger;
 use super::flows::{read, remove};
 use super::maps::{FamilyNames, lend, take};
 
-/// The counts of both families.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     pub v4: FamilyCounts<Addr4>,
@@ -97,7 +96,6 @@ pub struct FlowCount {
 /// The traffic of a service port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// The number of opened flows.
     pub opened: u64,
     /// The number of dropped packets that would have opened a flow.
     pub dropped: u64,

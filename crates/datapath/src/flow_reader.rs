@@ -81,7 +81,7 @@ fn listed<A: FamilyNames>(
 }
 
 /// Returns true for the entry by which a flow is listed: its original-direction entry (the
-/// "opener"). Each flow has two or four entries. Such entries at egress belong to another program.
+/// "opener"). An opener at egress belongs to another program. Each flow has two or four entries.
 pub(super) fn is_opener<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
     flow.kind == Kind::DNAT && key.hook() != Hook::EGRESS
 }

@@ -29,8 +29,8 @@ use super::shares::{Held, Shares};
 
 /// The number of entries in a read, which takes a fraction of a millisecond.
 pub(super) const BATCH: usize = 1_024;
-/// The idle time in seconds after which an entry is removed if its flow has no original-direction
-/// entry (the "opener"). The programs create the other entries before the opener.
+/// The idle time in seconds after which an entry without original-direction entry ("opener") is
+/// removed. The programs create the opener last.
 const ORPHAN_SECS: u32 = 30;
 /// The time for which a count is reused, because scanning a large table takes long.
 const COUNT_PERIOD: Duration = Duration::from_millis(500);
@@ -71,12 +71,10 @@ struct Family<A: FamilyNames> {
     ended: Held<A>,
 }
 
-/// The result of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Swept {
     /// The remaining entries: two or four for each flow.
     pub entries: usize,
-    /// The remaining flows.
     pub flows: usize,
     /// The remaining flows that have been neither closed by both sides nor reset.
     pub open: usize,
@@ -93,7 +91,7 @@ pub struct Swept {
     pub pressure: Pressure,
 }
 
-/// The flows that remain after a sweep, by their use of the fast path.
+/// The flows on the fast path that remain after a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remaining {
     /// Flows that bypass the network stack from their first packet.

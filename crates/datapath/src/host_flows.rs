@@ -25,9 +25,9 @@ impl HostFlows {
         })
     }
 
-    /// Returns the flow of a TCP connection between a socket of this host and `backend`, another
-    /// socket of this host. `source` is the client's address and port as the backend receives them.
-    /// Returns `None` if there is no such flow.
+    /// Returns the flow of a TCP connection from a socket of this host to `backend`, also on this
+    /// host. `source` is the client's address and port as the backend receives them. Returns `None`
+    /// if there is no such flow.
     pub fn find(&self, source: SocketAddr, backend: SocketAddr) -> Result<Option<TranslatedFlow>> {
         if let Some(ends) = Ends::<Addr4>::of(source, backend) {
             return ends.find(&self.v4);

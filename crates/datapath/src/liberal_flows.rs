@@ -56,8 +56,8 @@ impl LiberalFlows {
         }
     }
 
-    /// Returns the flow with this original-direction key (its "opener"); `None` unless the flow is
-    /// open and its packets go through the network stack.
+    /// Returns the flow with this original-direction key, if it is open and goes through the
+    /// network stack.
     pub fn open_flow(&self, key: &AnyKey) -> Result<Option<OpenFlow>> {
         if let Some(key) = key.v4() {
             return open_flow(&self.v4, &key);
@@ -65,7 +65,7 @@ impl LiberalFlows {
         key.v6().map_or(Ok(None), |key| open_flow(&self.v6, &key))
     }
 
-    /// Grants a request: the flow's packets may bypass the network stack.
+    /// Grants a request.
     pub fn make_liberal(&mut self, offer: &Offer) -> Result<()> {
         self.rows
             .insert(offer.key, offer.secs, 0)
@@ -80,7 +80,6 @@ impl LiberalFlows {
     }
 }
 
-/// Returns a further handle on a flow table.
 fn again<A: FamilyNames>(ebpf: &Ebpf) -> Result<HashMap<MapData, FlowKey<A>, Flow<A>>> {
     let opened = || {
         let data = MapData::from_fd(flow_table::<A>(ebpf)?.fd().as_fd().try_clone_to_owned()?)?;

@@ -68,7 +68,7 @@ impl FlowMaps {
 }
 
 impl LostFlows {
-    /// Returns which of these backends have live flows, and which answered recently.
+    /// Finds the live flows to these backends.
     pub fn find(&mut self, suspects: &BTreeSet<Path>) -> Result<Found> {
         let now_secs = boot_secs()?;
         let mut found = Found::default();

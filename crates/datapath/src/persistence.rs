@@ -15,7 +15,7 @@ pub enum PersistenceKind {
     /// clsact filters, through which the next agent finds the maps. The pins disappear with this
     /// agent's container.
     Filters,
-    /// Nothing: programs are detached when the agent exits, so a restart is a gap in service.
+    /// Programs are detached when the agent exits; a restart is a gap.
     Nothing,
 }
 

@@ -10,8 +10,8 @@ use proxy_common::half_open::all_places;
 use proxy_common::names;
 use tracing::debug;
 
-/// The sizes of each family's maps, as the operator sets them. `None` stands for a size by the
-/// machine's memory, or for the object's size if the memory is unknown.
+/// The sizes of each family's maps, as the operator sets them. `None` means a size by the machine's
+/// memory, or the object's size if the memory is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     /// The number of flows. Each flow takes two or four entries.
@@ -29,8 +29,8 @@ pub struct Sizes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MapSize {
     pub(super) entries: u32,
-    /// True if the operator gave no size. A larger existing map then keeps its size, so no entry is
-    /// lost when the machine has less memory.
+    /// True if the operator gave no size. A larger existing map then keeps its size, so a machine
+    /// with less memory loses no entry.
     pub(super) or_more: bool,
 }
 

@@ -119,13 +119,13 @@ fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSockAddr>
         .with_context(|| format!("program {name}"))
 }
 
-/// Returns the maps that these programs do not use. Such maps get no pins.
+/// Returns the unused maps, which get no pins.
 pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
     let dialled = names::DIALLED.into_iter().filter(|_| options.is_none());
     dialled.chain(unused_tables(options)).collect()
 }
 
-/// Returns the tables that these programs do not use. Such tables get the minimum size.
+/// Returns the unused tables, which get the minimum size.
 pub(super) fn unused_tables(options: Option<SocketOptions>) -> impl Iterator<Item = &'static str> {
     let (has_udp, has_pods) = options.map_or((false, false), |options| (options.udp, options.pods));
     let udp = [names::IPV4.udp_sockets, names::IPV6.udp_sockets]

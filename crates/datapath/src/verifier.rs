@@ -44,8 +44,8 @@ pub fn load(mut program: impl FnMut() -> Result<(), ProgramError>) -> Result<(),
 /// container's limit.
 const LOADERS: usize = 2;
 
-/// Loads programs by name, several at the same time. Verification takes most of the time of a
-/// start, and for privileged users it holds no kernel lock.
+/// Loads programs by name, several at the same time. Verification takes most of a start, and holds
+/// no kernel lock for privileged users.
 pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
     let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     let wanted = names.iter().map(|&name| {

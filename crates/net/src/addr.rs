@@ -16,10 +16,9 @@ use super::sysctl;
 
 /// Returns the node's primary address of a family.
 ///
-/// `preferred` are the addresses that the cluster or the operator gives. The function returns the
-/// first of them that is assigned to a device, or else the first. If no preferred address has this
-/// family, it returns the address of the default route's device, or else of the first device that
-/// is not a pod's.
+/// `preferred` are the addresses that the cluster or the operator gives. The first that a device
+/// has counts, else the first. If none has this family, the address of the default route's device
+/// counts, else of the first device that is not a pod's.
 pub fn node_address<A: Addr>(
     links: &BTreeMap<u32, Link>,
     preferred: &[IpAddr],

@@ -1,6 +1,5 @@
 //! Maintains the anchor, kpx's own veth pair: the near end [`NAME`] and the far end [`PEER`]. A
-//! program at the near end handles packets of this host's sockets to Services before they are
-//! routed.
+//! program there handles packets of this host's sockets to Services before they are routed.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -167,7 +166,6 @@ pub async fn present_mtu(handle: &Handle) -> anyhow::Result<Option<u32>> {
     Ok(find(handle).await?.map(|pair| pair.mtu))
 }
 
-/// Returns true if the pair exists.
 pub async fn exists(handle: &Handle) -> anyhow::Result<bool> {
     Ok(find(handle).await?.is_some())
 }

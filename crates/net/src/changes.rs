@@ -1,6 +1,5 @@
 //! Records the changes to this host that outlive kpx's devices and do not show their owner. kpx
-//! writes the record (a file in the run directory) before each change, so that a later start can
-//! revert the change.
+//! writes the record in the run directory before each change, so that a later start can revert it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -114,8 +114,8 @@ async fn device_routes(
     }
 }
 
-/// Returns the interface indexes of the route in a notification; `None` if the route may concern
-/// any device.
+/// Returns the interface indexes of the route in a notification; `None` if it may concern any
+/// device.
 pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Vec<u32>> {
     let route = match &message.payload {
         NetlinkPayload::InnerMessage(

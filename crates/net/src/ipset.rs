@@ -27,14 +27,14 @@ const IPSET_ATTR_DATA: u16 = 7;
 const IPSET_ATTR_ADT: u16 = 8;
 /// The port of an element, inside the element's data attribute.
 const IPSET_ATTR_PORT: u16 = 4;
-/// Requests only the names of the sets.
+/// Requests only the sets' names.
 const IPSET_FLAG_LIST_SETNAME: u32 = 1 << 1;
 /// The length of `struct nfgenmsg`.
 const HEAD_LEN: usize = 4;
 /// The error for a set that a rule references: `IPSET_ERR_BUSY`.
 const BUSY: i32 = 4_096 + 4;
 
-/// Returns the names of all sets; empty if the ipset module is not loaded.
+/// Returns the names of all sets; empty if ipset is not loaded.
 pub async fn names() -> Result<Vec<String>> {
     let mut names = Vec::new();
     let flags = attribute(IPSET_ATTR_FLAGS, &IPSET_FLAG_LIST_SETNAME.to_be_bytes());
@@ -55,8 +55,8 @@ pub async fn ports(name: &str) -> Result<Vec<u16>> {
     Ok(ports)
 }
 
-/// Destroys a set. Returns false if the set was already gone. The kernel may report a set as busy
-/// for a moment after a rule stops using it.
+/// Destroys a set. Returns false if the set was already gone. A set may be busy for a moment after
+/// a rule stops using it.
 pub async fn destroy(name: &str) -> io::Result<bool> {
     let (connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
     let request = request(

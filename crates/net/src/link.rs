@@ -191,7 +191,7 @@ impl Link {
         Some(link).filter(|link| !link.name.is_empty())
     }
 
-    /// Returns true if the device is a pair with its other end in another network namespace.
+    /// Returns true for a pair with its other end in another namespace.
     pub fn leads_elsewhere(&self) -> bool {
         matches!(self.kind, LinkKind::Veth | LinkKind::Netkit) && self.peer_netns
     }

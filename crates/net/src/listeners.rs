@@ -13,7 +13,7 @@ pub struct Listeners(BTreeSet<(Proto, SocketAddr)>);
 
 impl Listeners {
     /// Reads the TCP and UDP sockets of this process's network namespace. The kernel's files list
-    /// no SCTP sockets.
+    /// no SCTP.
     pub fn read() -> Result<Self> {
         let tcp = tcp().context("list the host's TCP sockets")?;
         let udp = udp().context("list the host's UDP sockets")?;

@@ -123,11 +123,10 @@ impl Netfilter {
         })
     }
 
-    /// Evaluates the rules for connections between addresses of `pods`, from the first packet to
-    /// the last. The packets use none of the devices `others`. `is_far`: replies may arrive at any
-    /// device except `lo`, and conntrack recognises neither packets that go through the network
-    /// stack nor routers' ICMP errors about these connections. Only rules for the families of
-    /// `pods` count.
+    /// Evaluates the rules for connections between addresses of `pods`, from first to last packet,
+    /// on all devices except `others`. `is_far`: replies may arrive at any device except `lo`, and
+    /// conntrack recognises neither packets that go through the network stack nor routers' ICMP
+    /// errors about these connections. Only rules for the families of `pods` count.
     pub fn judge_bypass(
         &self,
         pods: &[IpNet],
@@ -179,9 +178,9 @@ impl Netfilter {
         )
     }
 
-    /// Evaluates the rules for packets of open bypass TCP connections, which are those of
-    /// [`Self::judge_bypass`], as if conntrack had tracked the connections from the start.
-    /// `heeds_marks`: a mark that a rule sets has an effect elsewhere.
+    /// Evaluates the rules for packets of open bypass TCP connections ([`Self::judge_bypass`]), as
+    /// if conntrack had tracked them from the start. `heeds_marks`: a mark that a rule sets has an
+    /// effect elsewhere.
     pub fn judge_open_bypass(
         &self,
         pods: &[IpNet],

@@ -140,7 +140,7 @@ pub(crate) async fn deleted<T>(
             };
         }
     }
-    // The acknowledgement is the last answer.
+    // The acknowledgement comes last.
     Ok(true)
 }
 

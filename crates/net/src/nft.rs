@@ -35,7 +35,7 @@ const BATCH_END: u16 = 0x11;
 /// The lengths of `struct nlmsghdr` and of `struct nfgenmsg` after it.
 const HEAD_LEN: usize = 16;
 const FAMILY_LEN: usize = 4;
-/// The number of attempts at a dump.
+/// The attempts at a dump.
 const DUMPS: usize = 5;
 /// The kernel's limit on a message of a dump, in bytes.
 const ANSWER_LEN: usize = 1 << 16;

@@ -121,7 +121,7 @@ fn is_apart(bridge: &Link, links: &BTreeMap<u32, Link>) -> bool {
 }
 
 /// Explains why a pair into another namespace does not count as a pod's device. Returns `None` if
-/// it does, or if routes clearly show a router there.
+/// it does, or if routes clearly show a router.
 pub fn why_no_pod(link: &Link, links: &BTreeMap<u32, Link>) -> Option<String> {
     if !link.leads_elsewhere() || role(link, links) != (Role::Device { pod: false }) {
         return None;

@@ -176,8 +176,8 @@ impl Routes {
 
 type Refused = Vec<(Route, String)>;
 
-/// Returns true if the request succeeded. Records a refusal by the kernel. Returns an error only if
-/// the request failed otherwise.
+/// Returns true if the kernel accepted the request. Records a refusal; any other failure is an
+/// error.
 fn taken(result: Result<(), Error>, route: Route, refused: &mut Refused) -> anyhow::Result<bool> {
     match result {
         Ok(()) => Ok(true),

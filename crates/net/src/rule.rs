@@ -243,7 +243,7 @@ impl fmt::Display for OtherRule {
 
 impl OtherRules {
     /// Records a rule if it may match the host's packets. Rules for marked packets or for sockets
-    /// bound to a device are skipped, because they concern only the program that made them.
+    /// bound to a device are skipped, because they concern only their own program.
     fn take(&mut self, message: &RuleMessage) {
         let mut preference = 0;
         let mut to = None;
@@ -343,9 +343,8 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns true if the request succeeded, or failed with the error number `done`, which means that
-/// the kernel's state is as wanted. Records a refusal. Returns an error only if the request failed
-/// otherwise.
+/// Returns true if the request succeeded, or failed with the error number `done` because nothing
+/// was left to do. Records a refusal; any other failure is an error.
 fn taken(
     result: Result<(), Error>,
     done: i32,

@@ -38,7 +38,6 @@ const ID_AT: usize = 4;
 /// timer, two queues and a uid.
 const INODE_AT: usize = ID_AT + ID_LEN + 16;
 
-/// A connected UDP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UdpSocket {
     family: u8,

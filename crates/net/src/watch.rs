@@ -55,8 +55,8 @@ pub async fn watch(events: mpsc::Sender<LinkEvent>, period: Duration) -> anyhow:
         MulticastGroup::Ipv4Ifaddr,
         MulticastGroup::Ipv6Ifaddr,
     ];
-    // With two sockets, answers and events do not compete for buffer space. The subscription comes
-    // before the first list, so that no change is missed.
+    // With two sockets, answers and events do not compete for buffer space. Subscribing before the
+    // first list misses no change.
     let (mut event_socket, _, messages) =
         rtnetlink::new_multicast_connection(&groups).context("subscribe to changes of devices")?;
     event_socket
@@ -286,8 +286,8 @@ fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
 }
 
 /// Returns the interface index of the end that remains when the other end of a pair moves to
-/// another network namespace. The kernel announces the move, but announces the change of the
-/// remaining end only when its carrier changes, when packets already flow.
+/// another network namespace. The kernel announces the move, but the change of the remaining end
+/// only when its carrier changes, when packets already flow.
 fn orphaned_peer(message: &RouteNetlinkMessage) -> Option<u32> {
     let RouteNetlinkMessage::DelLink(message) = message else {
         return None;

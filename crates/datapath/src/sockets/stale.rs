@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// The number of rows in a read.
 const BATCH: usize = 1_024;
 
-/// A socket's cookie, and the backend to which the socket is connected.
+/// A socket's cookie, and its backend.
 type SocketPeer = (u64, SocketAddr);
 
 /// The scans for stale sockets after endpoints were removed.

@@ -28,8 +28,8 @@ struct Query {
     revision: u64,
 }
 
-/// Returns the ids of the programs at a hook of a device; empty if the kernel has no TCX or there
-/// is no such device.
+/// Returns the ids of the programs at a hook of a device; empty if there is no TCX or no such
+/// device.
 pub(crate) fn tcx_programs(ifindex: u32, hook: Hook) -> Result<Vec<u32>> {
     let mut ids = [0_u32; PROGRAMS_MAX];
     let attach_type = match hook {

@@ -13,10 +13,9 @@ use crate::sizes::refused;
 
 /// The number of rows below which single writes are faster than a batch.
 const FEW: usize = 8;
-/// The maximum number of rows in a batch. After a stopped batch the remaining rows are collected
-/// again.
+/// The maximum rows of a batch. After a stopped batch the remaining rows are collected again.
 const MANY: usize = 1_024;
-/// The number of bytes in a read.
+/// The bytes of a read.
 const READ: usize = 64 << 10;
 
 pub(super) struct Table<K, V> {

@@ -57,8 +57,7 @@ impl<'a> Attrs<'a> {
         self.0.iter().any(|(found, _)| !kinds.contains(found))
     }
 
-    /// Returns a number, which netfilter sends in network byte order; `None` if it is missing or
-    /// has another length.
+    /// Returns a number, which netfilter sends in network byte order; `None` if it is missing.
     pub(crate) fn u32(&self, kind: u16) -> Option<u32> {
         Some(u32::from_be_bytes(self.get(kind)?.try_into().ok()?))
     }

@@ -109,7 +109,7 @@ impl Table {
         bail!("other programs keep changing table {name}")
     }
 
-    /// Returns a table that the kernel does not describe, which may have any effect.
+    /// A table that the kernel does not describe: it may have any effect.
     fn unread(family: Family, name: &str) -> Self {
         let name = name.to_owned();
         Self {

@@ -124,8 +124,8 @@ impl Family {
         }
     }
 
-    /// Returns the offsets of the source and destination addresses in the IP header, and the length
-    /// of an address, in bytes.
+    /// Returns the offsets of the source and destination addresses in the IP header, and their
+    /// length.
     fn addresses(self) -> (usize, usize, usize) {
         match self {
             Self::V4 => (12, 16, 4),
@@ -224,8 +224,8 @@ impl Mark {
 }
 
 impl Names<'_> {
-    /// Returns the share of packets that match a condition on the device name, the devices of
-    /// matching packets, and the remaining devices.
+    /// Returns the share of packets that match a condition on the device name, their devices, and
+    /// the remaining devices.
     fn split(&self, condition: &Condition) -> (Share, Self, Self) {
         let names = match self {
             Self::AnyBut(others) => {

@@ -113,8 +113,7 @@ impl Registers {
     }
 }
 
-/// Returns a register's position in units of four bytes; `None` for the verdict register and
-/// unknown registers.
+/// Returns a register's position; `None` for the verdict register and unknown registers.
 fn place(register: u32) -> Option<u32> {
     match register {
         1..=4 => Some((register - 1) * 4),

@@ -10,8 +10,8 @@ const NFTA_MATCH_NAME: u16 = 1;
 const NFTA_MATCH_REV: u16 = 2;
 const NFTA_MATCH_INFO: u16 = 3;
 
-/// The source types, destination types and flags of `struct xt_addrtype_info_v1` for `--dst-type
-/// LOCAL` without other conditions.
+/// The source types, destination types and flags of `struct xt_addrtype_info_v1` for the sole
+/// condition `--dst-type LOCAL`.
 const LOCAL_DESTINATION: (u16, u16, u32) = (0, 1 << RTN_LOCAL, 0);
 
 /// The offsets of the state mask and the flags in `struct xt_conntrack_mtinfo2` and
@@ -21,7 +21,7 @@ const FLAGS_AT: usize = 146;
 const XT_CONNTRACK_STATE: u16 = 1;
 /// A flag that only records the name under which iptables requested the match.
 const XT_CONNTRACK_STATE_ALIAS: u16 = 1 << 13;
-/// Extra state bits: translated source or destination, which a connection in any state may have.
+/// Extra bits of any state: translated source or destination.
 const TRANSLATED: u32 = 0xc0;
 
 /// The flag of `struct xt_rpfilter_info` that inverts the match.
