@@ -60,8 +60,8 @@ impl Preemption {
         })
     }
 
-    /// Returns the reason why programs cannot preempt each other, or the reason why they can as an
-    /// error.
+    /// Returns the reason why programs cannot preempt each other, or, as an error, the reason why
+    /// they can.
     pub fn verdict(&self) -> Result<&'static str, String> {
         let has_line = |line: &str| {
             self.config

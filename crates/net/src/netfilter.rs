@@ -150,7 +150,7 @@ impl Netfilter {
     ) -> Judgement {
         let everywhere = Self::everywhere();
         // ICMP errors between pods bypass the network stack too. A rule that matches only INVALID
-        // packets does not affect these errors.
+        // packets is no obstacle for such errors.
         let reporters: &[IpNet] = if is_far { &everywhere } else { pods };
         let protocols: Vec<u8> = protocols.iter().map(|number| *number as u8).collect();
         let is_known = !is_far && self.takes_up;
