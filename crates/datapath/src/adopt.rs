@@ -101,8 +101,8 @@ fn adopt_link(
         Err(error) if is_shortage(&error) => {
             Err(error).with_context(|| format!("take over the link {}", path.display()))
         }
-        // The interface index belonged to another device, or the kernel refuses the program. In
-        // that case attaching reports the kernel's reason.
+        // The interface index belonged to another device, or the kernel refuses the program.
+        // Attaching reports the kernel's reason.
         Err(error) => unpin(path, &format!("{error:#}")).map(|()| None),
     }
 }

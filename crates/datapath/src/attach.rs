@@ -235,7 +235,7 @@ impl Attachments {
         }
     }
 
-    /// Detaches the programs of a device and removes the device from the list.
+    /// Detaches and forgets a device's programs.
     pub fn detach(&mut self, ifindex: u32) -> Option<Attached> {
         let mut attached = self.devices.remove(&ifindex)?;
         attached.detach();

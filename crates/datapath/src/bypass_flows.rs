@@ -16,7 +16,7 @@ pub struct BypassFlows {
     v6: Family<Addr6>,
 }
 
-/// A bypass TCP flow, as its original-direction entry (the "opener") describes it.
+/// A bypass TCP flow, by its original-direction entry (the "opener").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BypassFlow {
     pub client: SocketAddr,

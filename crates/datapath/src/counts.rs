@@ -68,7 +68,7 @@ impl<A: Addr> FamilyCounts<A> {
             Some(EntryKind::Undnat) => {
                 self.ports.entry(flow.service).or_default().returned += flow.passed
             }
-            // Both directions of the flow are already counted by entries of the kinds above.
+            // The kinds above already count both directions.
             Some(EntryKind::Snat | EntryKind::Unsnat) | None => {}
         }
     }
@@ -93,7 +93,6 @@ pub struct FlowCount {
     pub open: u64,
 }
 
-/// The traffic of a service port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub opened: u64,

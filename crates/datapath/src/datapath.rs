@@ -32,9 +32,7 @@ use crate::tables::KernelTables;
 use crate::verifier;
 use crate::vote_reader::VoteReader;
 
-/// The loaded programs, and their maps.
 pub struct Datapath {
-    /// The maps that hold the agent's tables.
     pub tables: KernelTables,
     pub flows: FlowMaps,
     pub votes: VoteReader,
@@ -64,10 +62,9 @@ pub struct Options {
     /// Loads the programs that redirect packets past the network stack. [`NodeMaps::set_node`]
     /// enables and disables them.
     pub fast_path: bool,
-    /// The idle timeouts of flows.
     pub timeouts: Timeouts,
-    /// Keeps the packet marks of the hooks, so that BPF_PROG_TEST_RUN returns them. For tests of
-    /// several hooks.
+    /// Keeps the hooks' packet marks, so that BPF_PROG_TEST_RUN returns them, for tests of several
+    /// hooks.
     pub exposes_packet_mark: bool,
     /// The maximum number of answers that a CPU sends in a second, instead of the object's value.
     /// For tests.

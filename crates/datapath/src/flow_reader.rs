@@ -60,7 +60,6 @@ impl FlowReader {
     }
 }
 
-/// The current time and the idle timeouts.
 #[derive(Clone, Copy)]
 pub(super) struct Times {
     pub(super) now_secs: u32,

@@ -152,7 +152,6 @@ impl FlowMaps {
         HostFlows::new(v4.map()?, v6.map()?)
     }
 
-    /// Returns a reader of all flows.
     pub fn reader(&self) -> Result<FlowReader> {
         let Tables { v4, v6 } = &*self.tables;
         let open = |name: &str| format!("walk through {name}");
@@ -226,8 +225,8 @@ impl FlowMaps {
         self.counts_since(COUNT_PERIOD).map(|(_, counts)| counts)
     }
 
-    /// Returns the traffic of service ports, counted at most `age` ago, and the time of the count.
-    /// A sweep is also a count.
+    /// Returns the traffic of service ports, counted at most `age` ago, and the time of the count
+    /// (or sweep).
     pub fn counts_since(&self, age: Duration) -> Result<(Instant, Arc<Counts>)> {
         let Families {
             v4, v6, counted, ..

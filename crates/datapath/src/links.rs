@@ -9,7 +9,7 @@ use aya::programs::TcAttachType;
 /// The kernel's descriptions of this process's open files (proc(5)), including the hooks of links.
 const FILES: &str = "/proc/self/fdinfo";
 
-/// The values of a description, by field name.
+/// Field values by name.
 pub(super) type Fields = BTreeMap<String, String>;
 
 pub(super) fn open_links() -> Result<Vec<Fields>> {

@@ -16,7 +16,6 @@ pub struct Loaded {
     pub maps: BTreeMap<String, u32>,
     /// The maps' maximum numbers of entries, by name.
     pub max_entries: BTreeMap<String, u32>,
-    /// The programs, by name.
     pub programs: BTreeMap<String, LoadedProgram>,
 }
 

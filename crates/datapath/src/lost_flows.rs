@@ -45,7 +45,6 @@ pub struct Found {
     pub heard: BTreeSet<SocketAddr>,
 }
 
-/// A connection that the agent ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedFlow {
     pub path: Path,

@@ -62,8 +62,8 @@ impl Monitor {
         }
     }
 
-    /// Returns the number of packets without a record, because there were too many, since the
-    /// programs were loaded.
+    /// Returns the number of packets without a record (there were too many) since the programs were
+    /// loaded.
     pub fn lost(&self) -> Result<u64> {
         let cpus = self
             .cpus

@@ -16,7 +16,6 @@ use proxy_common::names;
 use super::fast_path_ways::FastPathWays;
 use super::maps::{FamilyNames, take};
 
-/// The maps about this node.
 pub struct NodeMaps {
     node: Array<MapData, Node>,
     devices: HashMap<MapData, u32, Device>,

@@ -24,14 +24,12 @@ impl Field {
     pub const CB: [Self; 5] = [Self(48), Self(52), Self(56), Self(60), Self(64)];
 }
 
-/// The result of running a program.
 #[derive(Clone, Debug)]
 pub struct RunOutput {
-    /// The program's return value, an action (linux/pkt_cls.h).
+    /// The returned action (linux/pkt_cls.h).
     pub action: i32,
     /// The length of the resulting packet, which is at the start of `out`.
     pub len: usize,
-    /// The context after the run.
     pub context: SkBuff,
 }
 

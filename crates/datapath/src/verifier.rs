@@ -18,9 +18,9 @@ const ATTEMPTS: usize = 5;
 #[must_use]
 pub fn loader<'a>() -> EbpfLoader<'a> {
     let mut loader = EbpfLoader::new();
-    // After a refusal, aya loads the program again with a log. A log of every step takes megabytes
-    // and several times as long, even if only a signal stopped the load, and an operator needs only
-    // its last line. STATS logs only that line. (`cargo xtask verify` shows all steps.)
+    // aya reloads a refused program with a log. A log of every step takes megabytes and several
+    // times as long, even if only a signal stopped the load, and an operator needs only its last
+    // line. STATS logs only that line. (`cargo xtask verify` shows all steps.)
     loader.verifier_log_level(VerifierLogLevel::STATS);
     loader
 }
@@ -39,9 +39,9 @@ pub fn load(mut program: impl FnMut() -> Result<(), ProgramError>) -> Result<(),
     result
 }
 
-/// The number of programs verified at the same time. The largest program takes half of the total
-/// time, so more threads gain little, and each needs verifier memory, which counts towards the
-/// container's limit.
+/// The programs verified at the same time. The largest program takes half of the total time, so
+/// more threads gain little, and each needs verifier memory, which counts towards the container's
+/// limit.
 const LOADERS: usize = 2;
 
 /// Loads programs by name, several at the same time. Verification takes most of a start, and holds

@@ -12,7 +12,7 @@ use super::links::{Fields, open_links};
 use proxy_net::Handle;
 use proxy_net::filter::{self, Filter, Hook};
 
-/// A program that was attached to a device and is missing there.
+/// A program that is missing on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissingProgram {
     pub ifindex: u32,

@@ -43,9 +43,8 @@ const DEFAULT_MTU: u32 = 1500;
 /// The sysctl that accepts packets with a local source address through lo: the host's packets to
 /// backends that are sockets of the host.
 const ACCEPT_LOCAL: &str = "ipv4/conf/lo/accept_local";
-/// The anchor's alias, followed by the value of [`ACCEPT_LOCAL`] before kpx. The alias keeps this
-/// value exactly as long as the anchor exists, across restarts of the agent, and any user can read
-/// it.
+/// The anchor's alias, followed by the value of [`ACCEPT_LOCAL`] before kpx. The alias lives
+/// exactly as long as the anchor, across restarts of the agent, and any user can read it.
 const ALIAS: &str = "kpx anchor; before it, net.ipv4.conf.lo.accept_local was ";
 
 /// The sysctl that accepts the host's packets from and to loopback addresses when they return

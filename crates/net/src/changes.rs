@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{ports, sysctl};
 
-/// A list of changes, in a file.
 #[derive(Clone, Debug)]
 pub struct Changes {
     path: PathBuf,

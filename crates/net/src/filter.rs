@@ -30,7 +30,6 @@ const INGRESS: &str = "ingress";
 /// The major number of the qdisc's handle (linux/pkt_sched.h).
 const CLSACT_MAJOR: u16 = 0xffff;
 
-/// A filter of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     pub hook: Hook,

@@ -16,7 +16,7 @@ pub mod role;
 mod watch;
 mod way_watch;
 
-// The anchor, the veth pair that receives the node's own packets to Services.
+// The anchor, a veth pair for the node's own packets to Services.
 pub mod addr;
 pub mod anchor;
 

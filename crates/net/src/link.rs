@@ -25,12 +25,11 @@ use super::role::FarEnd;
 /// The device to which kube-proxy's mode ipvs assigns all ClusterIPs.
 pub const KUBE_IPVS0: &str = "kube-ipvs0";
 
-/// A device and its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub index: u32,
     pub name: String,
-    /// The MAC address; `None` if the device has no link address of Ethernet's length.
+    /// The MAC address; `None` if there is none of Ethernet's length.
     pub mac: Option<[u8; 6]>,
     /// The MTU in bytes, without the link header.
     pub mtu: u32,
@@ -97,8 +96,7 @@ fn tunnels_hide_outer_headers() -> bool {
 
 /// Returns the names of this network namespace's devices without a link header.
 ///
-/// The result includes devices without a link address (a CAN bus), because getifaddrs does not
-/// distinguish them.
+/// Includes devices without a link address (a CAN bus), which getifaddrs does not distinguish.
 pub fn headerless() -> anyhow::Result<HashSet<String>> {
     let mut names = HashSet::new();
     let mut others = HashSet::new();

@@ -85,13 +85,11 @@ impl Family {
     }
 }
 
-/// A chain as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     pub family: Family,
     pub table: String,
     pub name: String,
-    /// True if the chain translates addresses.
     pub is_nat: bool,
 }
 
@@ -108,7 +106,6 @@ pub fn families_of(table: &str) -> Result<Vec<Family>> {
     Ok(found)
 }
 
-/// Returns the chains of all tables.
 pub fn chains() -> Result<Vec<Chain>> {
     let mut chains = Vec::new();
     for family in Family::ALL {
@@ -159,7 +156,6 @@ pub fn remove_chains(family: Family, table: &str, names: &BTreeSet<String>) -> R
         .with_context(|| format!("remove chains of table {} {table}", family.name()))
 }
 
-/// Removes a table with its chains and rules.
 pub fn remove_table(family: Family, table: &str) -> Result<()> {
     let mut batch = Batch::new(family);
     batch.add(DELETE_TABLE, 0, &text(TABLE_NAME, table));

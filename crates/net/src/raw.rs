@@ -11,7 +11,6 @@ use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 
 use crate::netlink::kernel;
 
-/// A message's type and content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub(crate) kind: u16,

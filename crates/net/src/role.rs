@@ -120,8 +120,8 @@ fn is_apart(bridge: &Link, links: &BTreeMap<u32, Link>) -> bool {
         && !links.values().any(|link| is_nodes(link) || may_carry(link))
 }
 
-/// Explains why a pair into another namespace does not count as a pod's device. Returns `None` if
-/// it does, or if routes clearly show a router.
+/// Explains why a pair into another namespace does not count as a pod's device. Returns `None` for
+/// pods' devices and clear routers.
 pub fn why_no_pod(link: &Link, links: &BTreeMap<u32, Link>) -> Option<String> {
     if !link.leads_elsewhere() || role(link, links) != (Role::Device { pod: false }) {
         return None;

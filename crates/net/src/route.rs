@@ -1,5 +1,4 @@
-//! Maintains the service routes, which send this host's packets to Services through the anchor
-//! (kpx's veth pair).
+//! Maintains the service routes, which send this host's packets to Services through the anchor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

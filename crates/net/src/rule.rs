@@ -288,7 +288,7 @@ impl OtherRules {
 
     /// Returns the preference of kpx's rules for the host's own packets: after the local table, and
     /// before other rules that match any destination. A rule with destinations stays before kpx's
-    /// rules, because its owner chose the destinations.
+    /// rules: its owner chose them.
     fn first_preference(&self) -> u32 {
         let usual = PREFERENCE.max(self.local + 1).min(LAST_PREFERENCE);
         let others = self

@@ -2,8 +2,8 @@
 //!
 //! The watch reads the state every second, as a few numbers and short lists, and immediately after
 //! a notification. Legacy iptables sends no notifications, and for nftables the watch receives only
-//! the end of a transaction, because the other messages carry every rule.
-//! the end of a transaction: the other messages carry every rule.
+//! the end of a transaction: the other messages carry every rule. the end of a transaction: the
+//! other messages carry every rule.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -43,7 +43,7 @@ const GEN_ID: Range<usize> = HEAD.len()..HEAD.len() + 8;
 /// A fingerprint of the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleState {
-    /// The generation of nftables, as the kernel sends it; `None` if the kernel has no nftables.
+    /// The generation of nftables, as the kernel sends it; `None` if there is no nftables.
     nftables: Option<Vec<u8>>,
     legacy: Legacy,
     /// True if conntrack tracks a connection.
@@ -123,7 +123,6 @@ pub async fn watch_rules(
 }
 
 impl RuleState {
-    /// Reads the state of this network namespace.
     pub async fn read(handle: &Handle) -> Result<Self> {
         Reader::new(handle.clone()).read().await
     }
@@ -182,7 +181,7 @@ impl Sockets {
     }
 }
 
-/// Returns the generation as the kernel sends it; `None` if the kernel has no nftables.
+/// Returns the generation as the kernel sends it; `None` if there is no nftables.
 async fn number(handle: &ConnectionHandle<Message>) -> io::Result<Option<Vec<u8>>> {
     let request = raw::request(NFT_MSG_GETGEN, NLM_F_REQUEST, HEAD.to_vec());
     match raw::first(handle, request).await {

@@ -7,7 +7,6 @@ use std::{fs, io};
 use anyhow::{Context, ensure};
 use tracing::info;
 
-/// Returns true if this kernel has IPv6.
 pub fn has_ipv6() -> bool {
     path("ipv6").is_ok_and(|path| path.exists())
 }

@@ -285,9 +285,9 @@ fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
     }
 }
 
-/// Returns the interface index of the end that remains when the other end of a pair moves to
-/// another network namespace. The kernel announces the move, but the change of the remaining end
-/// only when its carrier changes, when packets already flow.
+/// Returns the index of the end that remains when a pair's other end moves to another network
+/// namespace. The kernel announces the move, but the change of the remaining end only when its
+/// carrier changes, when packets already flow.
 fn orphaned_peer(message: &RouteNetlinkMessage) -> Option<u32> {
     let RouteNetlinkMessage::DelLink(message) = message else {
         return None;

@@ -1,5 +1,5 @@
-//! Finds the owner of the BPF file system that contains the pins. The host's file system outlives a
-//! container, a container's own file system does not.
+//! Finds the owner of the BPF file system that contains the pins. The host's outlives a container,
+//! a container's own does not.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;

@@ -29,7 +29,7 @@ impl KeptMaps {
         ))
     }
 
-    /// Restores missing pins. Returns the number of restored pins.
+    /// Restores missing pins. Returns their number.
     pub(crate) fn restore(&self) -> Result<u64> {
         let gone: Vec<_> = self.0.iter().filter(|(path, _)| !path.exists()).collect();
         if gone.is_empty() {

@@ -36,7 +36,7 @@ pub struct Orphan {
 
 /// Returns the maps of the programs in `filters`, which are pairs of device name and filter. After
 /// an interrupted resize, two maps have the same name. Of two maps with the same name and size, the
-/// result has the newer program's.
+/// newer program's counts.
 ///
 /// A filter is kpx's by its priority and handle, on a device of this network namespace, where
 /// adding a filter requires CAP_NET_ADMIN. Its program must have the name, type and loader of kpx's

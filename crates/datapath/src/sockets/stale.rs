@@ -142,7 +142,7 @@ impl<A: FamilyNames> Family<A> {
 }
 
 /// Aborts the sockets of this network namespace that are still connected to these backends. Returns
-/// the number of aborted sockets.
+/// their number.
 async fn abort(stale: &BTreeSet<SocketPeer>) -> Result<usize> {
     if stale.is_empty() {
         return Ok(0);

@@ -103,7 +103,6 @@ fn condition_text(
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold("0x".to_owned(), |mut text, byte| {
-        // Writing to a String always succeeds.
         let _written = write!(text, "{byte:02x}");
         text
     })

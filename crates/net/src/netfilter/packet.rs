@@ -50,15 +50,13 @@ pub(super) struct Asked<'a> {
     pub(super) devices: Devices<'a>,
     /// True if a mark that a rule sets affects the packets.
     pub(super) heeds_marks: bool,
-    /// True if the walk tracks the mark. A rule then affects the packets only if it changes the
-    /// mark.
+    /// True if marks are tracked. Then a rule affects the packets only if it changes the mark.
     pub(super) knows_marks: bool,
-    /// True if the packets' sources are valid: the packets come from the device through which the
-    /// kernel would reply.
+    /// True if the sources are valid: packets come from the device through which the kernel would
+    /// reply.
     pub(super) knows_senders: bool,
 }
 
-/// The packets that reach a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Packets<'a> {
     pub(super) family: Family,
@@ -71,14 +69,12 @@ pub(super) struct Packets<'a> {
     pub(super) devices: Devices<'a>,
 }
 
-/// The incoming and outgoing devices of packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Devices<'a> {
     pub(super) incoming: Names<'a>,
     pub(super) outgoing: Names<'a>,
 }
 
-/// The possible names of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Names<'a> {
     AnyBut(&'a BTreeSet<String>),
@@ -90,7 +86,7 @@ pub(super) enum Names<'a> {
 pub(super) enum Share {
     All,
     None,
-    /// Unknown: some, all or none of the packets.
+    /// Unknown: some, all or none.
     Some,
 }
 
@@ -257,7 +253,6 @@ impl Names<'_> {
         }
     }
 
-    /// Returns true if this device is possible.
     pub(super) fn has(&self, name: &String) -> bool {
         match self {
             Self::AnyBut(others) => !others.contains(name),

@@ -32,8 +32,8 @@ pub struct Refusal {
 
 impl Netfilter {
     /// Evaluates the rules for new connections of outside clients to addresses of `pods`, and for
-    /// the replies. The packets have no mark and use any device. Only rules for the families of
-    /// `pods` count.
+    /// the replies. Packets have no mark and use any device. Only rules for the families of `pods`
+    /// count.
     pub fn refusals(&self, pods: &[IpNet]) -> Vec<Refusal> {
         let everywhere = Self::everywhere();
         let none = BTreeSet::new();

@@ -1,11 +1,11 @@
-//! Parses the matches and targets of iptables in nftables rules: `iptables-nft` sends them as the
-//! structures of legacy iptables.
+//! Parses iptables' matches and targets in nftables rules: `iptables-nft` sends them as the legacy
+//! structures.
 
 use super::attrs::Attrs;
 use super::model::{Condition, Field, MarkChange, Part};
 use super::packet::RTN_LOCAL;
 
-/// The attributes of a match. The attributes of a target have the same numbers.
+/// The attributes of a match, and of a target.
 const NFTA_MATCH_NAME: u16 = 1;
 const NFTA_MATCH_REV: u16 = 2;
 const NFTA_MATCH_INFO: u16 = 3;
