@@ -1,5 +1,5 @@
-//! Replaces the programs in a predecessor's links and filters with ours, each in one step, so every
-//! packet passes a program. Our programs use the same maps.
+//! Replaces a predecessor's programs in its links and filters by this load's programs, each
+//! atomically, so every packet passes a program. Both loads use the same maps.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -75,7 +75,7 @@ pub(super) fn adopt(ebpf: &mut Ebpf, persistence: &Persistence) -> Result<Adopte
     Ok(Adopted { devices, is_all })
 }
 
-/// Returns `None` if the link is gone.
+/// Returns `None` if the link is gone or cannot be taken over.
 fn adopt_link(
     ebpf: &mut Ebpf,
     path: &Path,
@@ -97,12 +97,12 @@ fn adopt_link(
                 .with_context(|| format!("open the pin {}", path.display()))?;
             Ok(Some(AttachedProgram::Pinned(pinned)))
         }
-        // The link keeps serving until the shortage ends.
+        // Until the shortage ends, the link keeps the predecessor's program.
         Err(error) if is_shortage(&error) => {
             Err(error).with_context(|| format!("take over the link {}", path.display()))
         }
-        // Another device had this number before, or the kernel refuses the program. Attaching
-        // reports the kernel's reason.
+        // The interface index belonged to another device, or the kernel refuses the program.
+        // Attaching reports the kernel's reason.
         Err(error) => unpin(path, &format!("{error:#}")).map(|()| None),
     }
 }
@@ -111,7 +111,7 @@ fn adopt_link(
 enum Filter {
     None,
     Ours(AttachedProgram),
-    /// A filter, perhaps the predecessor's, that ours cannot replace.
+    /// A filter, perhaps the predecessor's, that kpx cannot replace.
     Left,
 }
 
@@ -126,7 +126,7 @@ fn adopt_filter(
     else {
         return Ok(Filter::None); // The device is gone.
     };
-    // The attach step reports why the kernel refuses a program.
+    // Attaching reports why the kernel refuses a program.
     let Ok(program) = loaded(ebpf, hook_at(place, attach_type)) else {
         return Ok(Filter::Left);
     };
@@ -146,7 +146,7 @@ fn adopt_filter(
     ))))
 }
 
-/// Returns true if `name` is kpx's program for this hook of a device, with or without Ethernet
+/// Returns true if `name` is kpx's program for this hook of the device, with or without Ethernet
 /// headers.
 pub(super) fn is_program_at(device: &str, attach_type: TcAttachType, name: &str) -> bool {
     [false, true]
@@ -163,14 +163,14 @@ fn place(device: &str, is_headerless: bool) -> Place {
     }
 }
 
-/// Returns our hook at a place. A place without an ingress hook gets the uplink's hook, because a
-/// predecessor may have treated the device as an uplink.
+/// Returns kpx's hook at a place. A place without an ingress hook gets the uplink's ingress hook,
+/// because a predecessor may have treated the device as an uplink.
 fn hook_at(place: Place, attach_type: TcAttachType) -> PacketHook {
     PacketHook::at(place, direction(attach_type)).unwrap_or(PacketHook::Ingress)
 }
 
-/// Returns true if the kernel or this process lacks a resource or a privilege. Such an error is no
-/// evidence against the link.
+/// Returns true for errors that report a missing resource or privilege of the kernel or this
+/// process. Such an error is no reason to discard the link.
 pub(super) fn is_shortage(error: &anyhow::Error) -> bool {
     const SHORTAGES: [Errno; 6] = [
         Errno::EPERM,

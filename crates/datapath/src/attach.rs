@@ -1,5 +1,5 @@
-//! Attaches programs to devices and detaches them: by TCX where the kernel supports TCX, else by
-//! clsact.
+//! Attaches programs to devices and detaches them, through TCX where the kernel supports it, else
+//! through clsact.
 
 mod sockets;
 
@@ -32,15 +32,15 @@ use proxy_net::Handle;
 use proxy_net::changes::Changes;
 use proxy_net::filter::{HANDLE, Hook, PRIORITY};
 
-/// The handle of kpx's place among a device's clsact filters.
+/// The handle of kpx's filters among a device's clsact filters.
 pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, HANDLE);
 
-/// The order in which hooks get their programs. The reverse order would let a flow open before any
-/// program translates its replies.
+/// The order in which hooks get their programs. In the reverse order, flows would open before a
+/// program translates their replies.
 pub(super) const EGRESS_FIRST: [TcAttachType; 2] = [TcAttachType::Egress, TcAttachType::Ingress];
 
-/// Why clsact cannot be used on a device, and the remedy. On an `ingress` qdisc the kernel puts a
-/// filter for egress among the ingress filters.
+/// Why clsact cannot be used on a device, and the remedy. On an `ingress` qdisc the kernel adds an
+/// egress filter to the ingress filters.
 const NO_EGRESS: &str = "the qdisc `ingress` of another program is in the place of clsact and has no egress hook: have that program use \
                          clsact (tc qdisc del dev DEVICE ingress; tc qdisc add dev DEVICE clsact), or attach by TCX, from Linux 6.6 on";
 
@@ -61,21 +61,21 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// The devices that carry our programs. With persistence, programs stay attached after a drop.
+/// The devices with kpx's programs. With persistence, programs stay attached after a drop.
 pub struct Attachments {
     ebpf: Ebpf,
-    /// The mechanism to use. If unset, each device is tried with both, first with the mechanism
-    /// that outlives the agent.
+    /// The mechanism to use. If unset, both mechanisms are tried on each device, first the
+    /// mechanism that outlives the agent.
     mechanism: Option<Mechanism>,
     devices: BTreeMap<u32, Attached>,
-    /// The devices where another program's qdisc leaves no egress hook.
+    /// The interface indexes of devices without an egress hook because of another program's qdisc.
     without_egress: BTreeSet<u32>,
-    /// The kernel's refusal of each hook's program, kept so that later events do not retry the
-    /// load.
+    /// The kernel's error for each hook whose program it refused. Later events do not retry these
+    /// loads.
     refused: BTreeMap<&'static str, String>,
     persistence: Option<Persistence>,
     sockets: Option<Sockets>,
-    /// Why packets are translated instead of sockets, if socket programs were requested.
+    /// Why packet programs serve the sockets, if socket programs were requested.
     sockets_left: Option<String>,
 }
 
@@ -104,7 +104,7 @@ impl Attachments {
         &self.devices
     }
 
-    /// Returns a loaded program, for BPF_PROG_TEST_RUN.
+    /// Returns a loaded program for BPF_PROG_TEST_RUN.
     pub fn program(&self, name: &str) -> Result<&SchedClassifier> {
         let program = self
             .ebpf
@@ -115,7 +115,6 @@ impl Attachments {
             .with_context(|| format!("program {name}"))
     }
 
-    /// Returns the kernel's information about a loaded program.
     pub fn info(&self, name: &str) -> Result<ProgramInfo> {
         let program = self
             .ebpf
@@ -126,8 +125,8 @@ impl Attachments {
             .with_context(|| format!("read information about program {name}"))
     }
 
-    /// Returns the devices that may carry other programs at their TCX hooks. A failed query counts
-    /// as such.
+    /// Returns the devices that may have other programs at their TCX hooks, including devices whose
+    /// query failed.
     pub fn with_others(&self, devices: impl Iterator<Item = u32>) -> BTreeSet<u32> {
         let ours = PacketHook::ALL
             .into_iter()
@@ -147,12 +146,12 @@ impl Attachments {
         self.mechanism = Some(mechanism);
     }
 
-    /// Sets the devices where another program's qdisc leaves no egress hook.
+    /// Sets the devices that have no egress hook because of another program's qdisc.
     pub fn set_without_egress(&mut self, devices: BTreeSet<u32>) {
         self.without_egress = devices;
     }
 
-    /// Attaches the programs that a device lacks.
+    /// Attaches a device's missing programs.
     pub fn attach(&mut self, ifindex: u32, name: &str, place: Place) -> Result<()> {
         let lacks_egress = self.lacks_egress(ifindex, place);
         if lacks_egress
@@ -205,8 +204,8 @@ impl Attachments {
         self.without_egress.contains(&ifindex) && PacketHook::at(place, Direction::Egress).is_some()
     }
 
-    /// Returns the mechanisms in the order to try. A link lives as long as its pin, a filter as
-    /// long as its qdisc.
+    /// Returns the mechanisms in the order of the attempts. A link lives as long as its pin, a
+    /// filter as long as its qdisc.
     fn preferred(&self) -> [Mechanism; 2] {
         match self
             .persistence
@@ -218,7 +217,7 @@ impl Attachments {
         }
     }
 
-    /// Returns the means that keep the programs while no agent runs.
+    /// Returns what keeps the programs in the kernel while no agent runs.
     pub fn persistence_kind(&self) -> PersistenceKind {
         let Some(Persistence { pins, .. }) = &self.persistence else {
             return PersistenceKind::Nothing;
@@ -236,15 +235,14 @@ impl Attachments {
         }
     }
 
-    /// Detaches from a device. A missing device is forgotten.
+    /// Detaches and forgets a device's programs.
     pub fn detach(&mut self, ifindex: u32) -> Option<Attached> {
         let mut attached = self.devices.remove(&ifindex)?;
         attached.detach();
         Some(attached)
     }
 
-    /// Takes over a predecessor's programs. Returns false if a program of the predecessor may
-    /// remain.
+    /// Takes over a predecessor's programs. Returns false if one of its programs may remain.
     pub(super) fn adopt(&mut self) -> Result<bool> {
         let Some(persistence) = &self.persistence else {
             return Ok(true);
@@ -254,7 +252,7 @@ impl Attachments {
         Ok(is_all)
     }
 
-    /// Returns our programs that are no longer on their devices. A link without its pin still runs:
+    /// Returns kpx's programs that are missing on their devices. A link without its pin still runs:
     /// see [`Self::restore_pins`].
     pub async fn verify(&self, handle: &Handle) -> Result<Vec<MissingProgram>> {
         let id = |program: &SchedClassifier| {
@@ -273,7 +271,7 @@ impl Attachments {
             .map_or(Ok(()), Persistence::keep_maps)
     }
 
-    /// Restores the pins of maps and links that another program removed. Returns the number of new
+    /// Restores pins of maps and links that another program removed. Returns the number of restored
     /// pins.
     pub fn restore_pins(&mut self) -> Result<u64> {
         let Some(persistence) = &self.persistence else {
@@ -291,14 +289,14 @@ impl Attachments {
         Ok(restored)
     }
 
-    /// Returns the list of changes to this host, if changes outlive the agent.
+    /// Returns the list of changes to this host; `None` if the programs do not outlive the agent.
     pub fn changes(&self) -> Option<&Changes> {
         self.persistence
             .as_ref()
             .map(|persistence| &persistence.changes)
     }
 
-    /// Detaches from all devices, and from sockets.
+    /// Detaches the programs of all devices and of sockets.
     pub fn detach_all(mut self) {
         if let Some(sockets) = self.sockets.take() {
             sockets.detach();
@@ -306,7 +304,7 @@ impl Attachments {
         self.devices.values_mut().for_each(Attached::detach);
     }
 
-    /// Attaches by one mechanism, then detaches the other mechanism's programs.
+    /// Attaches through one mechanism, then detaches the other mechanism's programs.
     fn attach_by(
         &mut self,
         mechanism: Mechanism,
@@ -331,7 +329,7 @@ impl Attachments {
         result
     }
 
-    /// Attaches egress before ingress. If either fails, both are detached.
+    /// Attaches egress before ingress. If either fails, detaches both.
     fn complete(&mut self, attached: &mut Attached, ifindex: u32, place: Place) -> Result<()> {
         if attached.mechanism == Mechanism::Clsact {
             ensure!(
@@ -378,7 +376,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// Adds a clsact qdisc, or keeps the existing one.
+    /// Adds a clsact qdisc if the device has none.
     fn ensure_clsact(&self, ifindex: u32, device: &str) -> Result<()> {
         let changes = self
             .persistence
@@ -410,7 +408,7 @@ impl Attachments {
             return Ok(AttachedProgram::Filter(ManuallyDrop::new(link)));
         }
         let links = pins.links();
-        // Another program may have removed the folder with its content.
+        // Another program may have removed the directory with its content.
         fs::create_dir_all(&links).with_context(|| format!("create {}", links.display()))?;
         let path = links.join(link_name(ifindex, attach_type));
         if path.exists() {
@@ -449,8 +447,7 @@ impl Attachments {
         };
         let id = match program.attach_with_options(device, attach_type, options) {
             Ok(id) => Ok(id),
-            // A killed predecessor left this filter, which has kpx's handle. Replace it in one
-            // step.
+            // A killed predecessor left this filter, which has kpx's handle. Replace it atomically.
             Err(_) if mechanism == Mechanism::Clsact => {
                 let left = SchedClassifierLink::attached(
                     device,
@@ -471,8 +468,8 @@ impl Attachments {
     }
 }
 
-/// Removes the clsact filters of a killed predecessor, which would run after ours with stale
-/// tables. Usually there are no such filters.
+/// Removes the clsact filters of a killed predecessor, which would run after kpx's programs with
+/// stale tables. Usually there are no such filters.
 pub(super) fn remove_filters(device: &str) {
     for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
         // A dropped filter is detached.
@@ -514,7 +511,7 @@ pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Sche
         .with_context(|| format!("program {name}"))
 }
 
-/// Returns an error if the name has passed to another device.
+/// Returns an error if the name now belongs to another device.
 fn same_device(name: &str, ifindex: u32) -> Result<()> {
     let found = if_nametoindex(name).with_context(|| format!("find device {name}"))?;
     ensure!(

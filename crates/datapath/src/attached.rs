@@ -13,7 +13,7 @@ use tracing::debug;
 use super::attach::Mechanism;
 use proxy_net::filter::Hook;
 
-/// A device that carries our programs.
+/// A device with kpx's programs.
 pub struct Attached {
     pub name: String,
     pub(super) place: Place,
@@ -58,8 +58,8 @@ impl Attached {
             && self.ingress.is_some() == is_due(Direction::Ingress)
     }
 
-    /// Pins a link again if its pin is gone. The program stays attached. Returns true if the pin
-    /// was gone.
+    /// Pins a link again if its pin is gone. The program is attached in any case. Returns true if
+    /// the pin was gone.
     pub(super) fn restore_pin(&mut self, attach_type: TcAttachType, path: &Path) -> Result<bool> {
         let hook = self.hook(attach_type);
         if !matches!(hook, Some(AttachedProgram::Pinned(_))) || path.exists() {
@@ -74,7 +74,7 @@ impl Attached {
         Ok(true)
     }
 
-    /// Detaches ingress, then egress. The reverse order would let flows open without translation of
+    /// Detaches ingress, then egress. In the reverse order, flows would open without translation of
     /// their replies.
     pub(super) fn detach(&mut self) {
         for program in [self.ingress.take(), self.egress.take()]
@@ -89,9 +89,9 @@ impl Attached {
 pub(super) enum AttachedProgram {
     /// A TCX link, which outlives this value.
     Pinned(PinnedLink),
-    /// A filter, which outlives this value.
+    /// A clsact filter, which outlives this value.
     Filter(ManuallyDrop<SchedClassifierLink>),
-    /// A link that is detached when this value drops.
+    /// A link that a drop of this value detaches.
     Own { _link: SchedClassifierLink },
 }
 

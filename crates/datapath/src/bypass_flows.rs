@@ -1,4 +1,4 @@
-//! Moves bypass TCP flows back to the stack.
+//! Moves TCP flows that bypass the network stack back to the stack.
 
 use std::net::SocketAddr;
 
@@ -10,13 +10,13 @@ use crate::flows::{FlowMaps, read};
 use crate::lost_flows::{BPF_EXIST, Family};
 use crate::maps::FamilyNames;
 
-/// A walk through the flow tables for bypass TCP flows.
+/// A scan of the flow tables for bypass TCP flows.
 pub struct BypassFlows {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
 }
 
-/// A bypass TCP flow, by its opener's entry.
+/// A bypass TCP flow, by its original-direction entry (the "opener").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BypassFlow {
     pub client: SocketAddr,
@@ -34,7 +34,7 @@ enum Key {
 }
 
 impl FlowMaps {
-    /// Returns a walk through bypass flows, independent of the sweep.
+    /// Returns a scan for bypass flows that is independent of the sweep.
     pub fn bypass(&self) -> Result<BypassFlows> {
         Ok(BypassFlows {
             v4: Family::new(&self.tables.v4)?,
@@ -44,7 +44,6 @@ impl FlowMaps {
 }
 
 impl BypassFlows {
-    /// Returns the bypass flows that `picks` selects.
     pub fn find(&mut self, picks: impl Fn(&BypassFlow) -> bool) -> Result<Vec<BypassFlow>> {
         let mut found = Vec::new();
         self.v4.find_bypass(Key::V4, &picks, &mut found)?;
@@ -52,8 +51,8 @@ impl BypassFlows {
         Ok(found)
     }
 
-    /// Moves a bypass flow to the stack. A program that changes an entry at the same instant may
-    /// lose its change or undo this one: walk again.
+    /// Moves a bypass flow to the network stack. If a program changes an entry at the same time,
+    /// its change or this change may be lost: scan again.
     pub fn leave(&mut self, flow: &BypassFlow) -> Result<()> {
         match &flow.key {
             Key::V4(key) => self.v4.leave(key),
@@ -92,7 +91,8 @@ impl<A: FamilyNames> Family<A> {
         Ok(())
     }
 
-    /// Changes the reply entry first, because programs refresh the opener's entry from it.
+    /// Changes the reply entry first, because programs refresh the original-direction entry from
+    /// it.
     fn leave(&mut self, key: &FlowKey<A>) -> Result<()> {
         let Some(opener) = self.read(key)? else {
             return Ok(());
@@ -104,7 +104,7 @@ impl<A: FamilyNames> Family<A> {
                 continue;
             };
             entry.leave_to_stack();
-            // A program may have closed the flow.
+            // A program may have removed the flow.
             let _there = self.flows.insert(key, entry, BPF_EXIST);
         }
         Ok(())

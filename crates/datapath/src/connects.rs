@@ -1,4 +1,4 @@
-//! Reads and prunes the programs' counts of TCP connections per service port and backend.
+//! Reads and prunes the programs' counts of TCP connections for each service port and backend.
 
 use std::collections::BTreeMap;
 
@@ -15,22 +15,22 @@ use super::flows::{read, remove};
 use super::maps::{FamilyNames, take};
 use crate::sys::map_walk::Walk;
 
-/// The rows in a read.
+/// The number of rows in a read.
 const BATCH: usize = 256;
 
-/// The idle time after which a backend's counts move to the row of its service port.
+/// The idle time in seconds after which a backend's counts move to the row of its service port.
 const SILENCE_SECS: u32 = 3_600;
-/// The same while the map is more than three quarters full.
+/// The idle time in seconds while the map is more than three quarters full.
 const SILENCE_SECS_WHEN_FULL: u32 = 60;
 
-/// The rows of each service port.
+/// The rows of each service port, by backend.
 type Rows<A> = BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Connects>>;
 
 pub(super) struct ConnectLedger<A: FamilyNames> {
     map: HashMap<MapData, EndpointKey<A>, Connects>,
     walk: Walk<EndpointKey<A>, Connects>,
     max_entries: usize,
-    /// The number of swept flows without an answer from the backend.
+    /// The number of swept flows that the backend never answered.
     unanswered: BTreeMap<(FrontendKey<A>, SockAddr<A>), u64>,
 }
 
@@ -75,8 +75,8 @@ impl<A: FamilyNames> ConnectLedger<A> {
         }
     }
 
-    /// Writes the agent's own counts and merges the rows of idle backends. A count that a program
-    /// adds at the same instant is lost. In a full map the agent's counts are lost too.
+    /// Writes the agent's own counts and merges the rows of idle backends. Counts that a program
+    /// adds at the same time are lost, as are the agent's counts if the map is full.
     pub(super) fn settle(&mut self, rows: &Rows<A>, now_secs: u32) -> Result<()> {
         for ((service, at), unanswered) in std::mem::take(&mut self.unanswered) {
             let mut more = Connects::NOTHING;
@@ -98,7 +98,7 @@ impl<A: FamilyNames> ConnectLedger<A> {
                 .filter(|(at, connects)| !at.addr.is_unspecified() && is_silent(connects))
             {
                 let key = EndpointKey::new(*service, *at);
-                // A client may have dialled the backend since the walk.
+                // A client may have dialled the backend since the read.
                 if let Some(connects) = read(&self.map, &key)?.filter(is_silent) {
                     let rest = SockAddr::new(A::UNSPECIFIED, Port::ANY);
                     let add = |ledger: &mut Self| ledger.add(*service, rest, connects);
@@ -116,8 +116,8 @@ impl<A: FamilyNames> ConnectLedger<A> {
         self.map.insert(key, connects, 0).map_err(Into::into)
     }
 
-    /// Removes service ports that are gone with all their flows, and expired notes of unanswered
-    /// SYNs.
+    /// Removes the rows of service ports that have neither a Service nor flows, and expired rows of
+    /// unanswered SYNs.
     pub(super) fn prune(
         &mut self,
         found: &mut FamilyCounts<A>,
@@ -132,7 +132,7 @@ impl<A: FamilyNames> ConnectLedger<A> {
                 |asked: &Connects| now_secs.saturating_sub(asked.last_secs) > Asked::OLD_SECS;
             for (at, _) in backends.into_iter().filter(|(_, asked)| is_old(asked)) {
                 let key = EndpointKey::new(service, at);
-                // A client may have sent another SYN since.
+                // A client may have sent another SYN since the read.
                 if read(&self.map, &key)?.as_ref().is_some_and(is_old) {
                     remove(&mut self.map, &key)?;
                 }
@@ -154,8 +154,8 @@ impl<A: FamilyNames> ConnectLedger<A> {
     }
 }
 
-/// Adds counts to another row, then removes the old row: a crash in between counts twice and loses
-/// nothing.
+/// Adds counts to another row, then removes the old row. A crash in between duplicates counts
+/// instead of losing them.
 fn move_counts<T>(
     map: &mut T,
     mut add: impl FnMut(&mut T) -> Result<()>,
@@ -164,7 +164,7 @@ fn move_counts<T>(
     let is_added = add(map).is_ok();
     remove(map)?;
     if !is_added {
-        // A full map has room for a new row once the old one is gone.
+        // In a full map a new row fits after the removal of the old row.
         let _lost = add(map);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The counters of the programs.
+//! Reads the programs' counters.
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
@@ -8,7 +8,7 @@ use proxy_common::names;
 
 use crate::maps::take;
 
-/// The counters of the programs since they were loaded.
+/// The programs' counters, which start at zero with each load.
 pub struct Counters(PerCpuArray<MapData, u64>);
 
 impl Counters {

@@ -1,5 +1,5 @@
 //! Counts the traffic of each service port and the flows of each backend. A count is the sum over
-//! open flows and removed flows.
+//! open and removed flows.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,6 @@ use super::connects::ConnectLedger;
 use super::flows::{read, remove};
 use super::maps::{FamilyNames, lend, take};
 
-/// The counts of both families.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     pub v4: FamilyCounts<Addr4>,
@@ -25,12 +24,12 @@ pub struct Counts {
 
 #[derive(Clone, Debug)]
 pub struct FamilyCounts<A: Addr> {
-    /// The totals since the programs were loaded. No number in them ever decreases.
+    /// The totals since the programs were loaded. Their numbers never decrease.
     pub ports: BTreeMap<FrontendKey<A>, Totals>,
-    /// The flows in the table, from a service port to each backend.
+    /// The number of flows in the table, by service port and backend.
     pub flows: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, FlowCount>>,
-    /// The outcomes of recent connections from a service port to each backend. The unspecified
-    /// address holds the other backends' counts.
+    /// The outcomes of recent connections, by service port and backend. The unspecified address
+    /// holds the sum of idle backends.
     pub connects: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Connects>>,
 }
 
@@ -69,12 +68,12 @@ impl<A: Addr> FamilyCounts<A> {
             Some(EntryKind::Undnat) => {
                 self.ports.entry(flow.service).or_default().returned += flow.passed
             }
-            // Both directions also pass an entry of a kind above.
+            // The kinds above already count both directions.
             Some(EntryKind::Snat | EntryKind::Unsnat) | None => {}
         }
     }
 
-    /// Counts a flow, by its opener's entry.
+    /// Counts a flow by its original-direction entry (the "opener").
     pub(super) fn add_flow(&mut self, opener: &Flow<A>) {
         if opener.service.addr.is_unspecified() {
             return;
@@ -86,23 +85,21 @@ impl<A: Addr> FamilyCounts<A> {
     }
 }
 
-/// The number of flows in the table: each is a row of `kpx flows`.
+/// The number of flows in the table. Each is a row of `kpx flows`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCount {
     pub all: u64,
-    /// The flows that neither both sides have closed nor one has reset.
+    /// The flows that have been neither closed by both sides nor reset.
     pub open: u64,
 }
 
-/// The traffic of a service port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// The number of opened flows.
     pub opened: u64,
-    /// The number of packets that would have opened a flow and were dropped.
+    /// The number of dropped packets that would have opened a flow.
     pub dropped: u64,
     pub rejected: u64,
-    /// The traffic towards backends (`sent`) and towards clients (`returned`).
+    /// The traffic to backends (`sent`) and to clients (`returned`).
     pub sent: Passed,
     pub returned: Passed,
 }
@@ -140,15 +137,15 @@ impl From<ServiceCounts> for Totals {
     }
 }
 
-/// The counters of a family's service ports that are kept outside the flows.
+/// The counters of a family's service ports outside the flow table.
 pub(super) struct Ledger<A: FamilyNames> {
     counts: HashMap<MapData, FrontendKey<A>, ServiceCounts>,
-    /// A second handle on the services map, to look up existing service ports.
+    /// A second handle on the services map, which shows whether a service port exists.
     services: HashMap<MapData, FrontendKey<A>, Service>,
-    /// The traffic of swept flows: sent, returned.
+    /// The traffic of swept flows: to backends, to clients.
     swept: BTreeMap<FrontendKey<A>, (Passed, Passed)>,
     connects: ConnectLedger<A>,
-    /// The result of the last walk. A walk can miss a flow that a program closes during the walk.
+    /// The result of the last scan. A scan can miss a flow that a program closes meanwhile.
     last: BTreeMap<FrontendKey<A>, Totals>,
 }
 
@@ -172,7 +169,7 @@ impl<A: FamilyNames> Ledger<A> {
         self.connects.close_unanswered(flow);
     }
 
-    /// Keeps the counters of a flow whose opener's entry was removed.
+    /// Keeps the counters of a flow whose original-direction entry was removed.
     pub(super) fn close(&mut self, service: FrontendKey<A>, sent: Passed, returned: Passed) {
         if !service.addr.is_unspecified() {
             let (to_sent, to_returned) = self.swept.entry(service).or_default();
@@ -181,8 +178,8 @@ impl<A: FamilyNames> Ledger<A> {
         }
     }
 
-    /// Returns the counters kept outside the flows. Call this before adding flows: otherwise a flow
-    /// that a program closes during the walk is counted twice.
+    /// Returns the counters outside the flow table. Call this before adding flows: otherwise a flow
+    /// that a program closes meanwhile is counted twice.
     pub(super) fn begin(&mut self) -> Result<FamilyCounts<A>> {
         let mut found = FamilyCounts {
             connects: self.connects.read()?,
@@ -201,7 +198,7 @@ impl<A: FamilyNames> Ledger<A> {
         Ok(found)
     }
 
-    /// Keeps every number from decreasing: the count of a table in use is not exact.
+    /// Keeps every number from decreasing, because the count of a table in use is inexact.
     pub(super) fn end(&mut self, found: &mut FamilyCounts<A>) {
         for (service, totals) in &mut found.ports {
             if let Some(last) = self.last.get(service) {
@@ -211,8 +208,9 @@ impl<A: FamilyNames> Ledger<A> {
         self.last.clone_from(&found.ports);
     }
 
-    /// Adds the counters of swept flows to the programs' counters, which outlive the agent. A count
-    /// that a program adds at the same instant is lost. If the map is full, the counters stay here.
+    /// Adds the counters of swept flows to the programs' counters, which outlive the agent. Counts
+    /// that a program adds at the same time are lost. If the map is full, the counters stay in this
+    /// process.
     pub(super) fn settle(&mut self, found: &FamilyCounts<A>, now_secs: u32) -> Result<()> {
         self.connects.settle(&found.connects, now_secs)?;
         for (service, (sent, returned)) in std::mem::take(&mut self.swept) {
@@ -226,7 +224,7 @@ impl<A: FamilyNames> Ledger<A> {
         Ok(())
     }
 
-    /// Removes service ports that are gone with all their flows.
+    /// Removes service ports that have neither a Service nor flows.
     pub(super) fn prune(&mut self, found: &mut FamilyCounts<A>, now_secs: u32) -> Result<()> {
         for service in found.ports.keys().copied().collect::<Vec<_>>() {
             if !found.flows.contains_key(&service) && read(&self.services, &service)?.is_none() {

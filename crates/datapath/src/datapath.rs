@@ -1,4 +1,4 @@
-//! The kernel side of a node: loads programs, opens maps, attaches to devices.
+//! The kernel side of a node: loads programs, opens maps, attaches programs to devices.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,16 +32,14 @@ use crate::tables::KernelTables;
 use crate::verifier;
 use crate::vote_reader::VoteReader;
 
-/// The loaded programs, and their maps.
 pub struct Datapath {
-    /// The maps that hold the agent's tables.
     pub tables: KernelTables,
     pub flows: FlowMaps,
     pub votes: VoteReader,
     pub node: NodeMaps,
     /// The fast path's controls: epoch and deadline.
     pub ways: FastPathWays,
-    /// The flows that could skip the stack although conntrack follows them.
+    /// The requests to let flows bypass the network stack although conntrack tracks them.
     pub liberal: LiberalFlows,
     pub counters: Counters,
     pub monitor: Monitor,
@@ -49,37 +47,37 @@ pub struct Datapath {
     pub loaded: Loaded,
     /// The task that aborts stale UDP sockets, if UDP sockets are translated.
     pub stale_sockets: Option<StaleSockets>,
-    /// The table of pods with socket load balancing, if pods are selected.
+    /// The table of pods with socket load balancing; `None` if no pods are selected.
     pub pod_rows: Option<PodRows>,
 }
 
 /// The options of a load. Unset options have defaults.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// The mechanism to attach with; by default TCX, then clsact.
+    /// The mechanism that attaches programs; if unset, TCX, then clsact.
     pub mechanism: Option<Mechanism>,
     pub sizes: Sizes,
-    /// The options of socket translation. If unset, only packets are translated.
+    /// The options of socket translation. If unset, only packet programs run.
     pub sockets: Option<SocketOptions>,
-    /// Loads the programs that redirect packets past the stack. [`NodeMaps::set_node`] enables and
-    /// disables them.
+    /// Loads the programs that redirect packets past the network stack. [`NodeMaps::set_node`]
+    /// enables and disables them.
     pub fast_path: bool,
-    /// The idle timeouts of flows.
     pub timeouts: Timeouts,
-    /// Keeps the hooks' packet marks where BPF_PROG_TEST_RUN returns them, for tests of several
+    /// Keeps the hooks' packet marks, so that BPF_PROG_TEST_RUN returns them, for tests of several
     /// hooks.
     pub exposes_packet_mark: bool,
-    /// The answers that each CPU may send in a second, instead of the object's value; for tests.
+    /// The maximum number of answers that a CPU sends in a second, instead of the object's value.
+    /// For tests.
     pub answers_per_sec: Option<u32>,
-    /// The flow entries by which clients' shares are measured, instead of the table's size; for
-    /// tests.
+    /// The table capacity from which clients' shares are calculated, instead of the table's size.
+    /// For tests.
     pub flow_room: Option<u32>,
-    /// The number of rings of the half-open queue, instead of one per CPU; for tests.
+    /// The number of rings of the half-open queue, instead of one per CPU. For tests.
     pub half_open_rings: Option<u32>,
 }
 
 impl Datapath {
-    /// Loads the programs of `object` into the kernel, without attaching. A drop unloads them.
+    /// Loads the programs of `object` into the kernel without attaching them. A drop unloads them.
     pub fn load(object: &[u8], mut options: Options) -> Result<Self> {
         let (ebpf, unfit) = load_fitting(object, &mut options, &[])?;
         let mut this = Self::new(ebpf, options, None)?;
@@ -88,8 +86,8 @@ impl Datapath {
         Ok(this)
     }
 
-    /// Loads the programs of `object` over a predecessor's maps, if any, and replaces its programs.
-    /// Maps and programs outlive the result.
+    /// Loads the programs of `object` with a predecessor's maps, if any, and replaces the
+    /// predecessor's programs. Maps and programs outlive the result.
     pub fn take_over(
         object: &[u8],
         mut options: Options,
@@ -118,7 +116,7 @@ impl Datapath {
         resize.finish()?;
         retired::remove(&maps)?;
         this.attachments.keep_maps()?;
-        // A predecessor may have ended between the removal of an endpoint and this step.
+        // A predecessor may have exited between the removal of an endpoint and the new generation.
         this.tables.begin_generation()?;
         Ok(this)
     }
@@ -130,7 +128,7 @@ impl Datapath {
             leads_udp.then(|| StaleSockets::new(&ebpf, Arc::clone(&endpoints_removed)));
         let leads_pods = options.sockets.is_some_and(|sockets| sockets.pods);
         let loaded = Loaded::of(&ebpf, &options.programs())?;
-        // Each constructor opens maps that the next constructor takes.
+        // Each constructor opens maps that a later constructor takes out of `ebpf`.
         let liberal = LiberalFlows::new(&mut ebpf)?;
         let votes = VoteReader::new(&ebpf)?;
         let flows = FlowMaps::new(&mut ebpf, options.timeouts)?;
@@ -161,16 +159,16 @@ impl Options {
             .collect()
     }
 
-    /// Returns the size of each map that differs from the object's value.
+    /// Returns the sizes of maps that differ from the object's sizes.
     fn map_sizes(&self) -> BTreeMap<&'static str, MapSize> {
         let mut sizes = self.sizes.map_sizes();
-        // A map without a program gets the smallest size.
+        // A map that no program uses gets the minimum size.
         sizes.extend(sockets::unused_tables(self.sockets).map(|name| (name, MapSize::exactly(1))));
         sizes
     }
 
-    /// Returns a map's entries in the smaller of the two families. A pinned map may exceed the
-    /// wanted size.
+    /// Returns a map's maximum number of entries, for the family with fewer. A pinned map may be
+    /// larger than the wanted size.
     fn room(&self, map: fn(&FamilyMaps) -> &'static str, of_object: u32, pins: &[PinPath]) -> u32 {
         let sizes = self.map_sizes();
         let of_family = |names: &FamilyMaps| {
@@ -189,7 +187,7 @@ impl Options {
     fn rings(&self, flows: u32, pins: &[PinPath]) -> Result<Rings> {
         let waiting = half_open_places(flows);
         let all = self.room(|names| names.half_open, all_places(FLOWS / 4), pins);
-        // The rings may be older or younger than a resized flow table.
+        // The rings may be older or newer than a resized flow table.
         let places = waiting
             .min((u64::from(waiting) * u64::from(all) / u64::from(all_places(waiting))) as u32);
         let cpus = || {
@@ -203,7 +201,7 @@ impl Options {
     }
 }
 
-/// Marks an error in the socket programs.
+/// The context of errors in socket programs.
 #[derive(Debug)]
 struct OfSockets;
 
@@ -214,7 +212,7 @@ impl fmt::Display for OfSockets {
 }
 
 /// Loads the object. If the kernel refuses optional programs, loads the rest and returns the
-/// kernel's error.
+/// kernel's error too.
 fn load_fitting(
     object: &[u8],
     options: &mut Options,

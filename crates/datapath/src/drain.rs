@@ -1,5 +1,5 @@
-//! Takes a node out of service without cutting open flows. Packets that would open a flow go to the
-//! next proxy; the programs serve open flows to their end. No agent runs during a drain: an agent
+//! Takes a node out of service without breaking open flows. The programs serve open flows and leave
+//! packets that would open a flow to the next proxy. No agent runs during a drain, because an agent
 //! would put the node back into service.
 
 use std::path::Path;
@@ -21,7 +21,7 @@ use super::pressure::Pressure;
 
 type Flows<A> = HashMap<MapData, FlowKey<A>, Flow<A>>;
 
-/// The maps of a kpx that has ended.
+/// The maps of an agent that has exited.
 pub struct Drain {
     node: Array<MapData, Node>,
     v4: Flows<Addr4>,
@@ -29,8 +29,8 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Opens the maps pinned below the folder `root`. Returns `None` if no kpx of this layout left
-    /// maps there.
+    /// Opens the maps pinned below the directory `root`. Returns `None` if it contains no pinned
+    /// maps of this layout.
     pub fn open(root: &Path) -> Result<Option<Self>> {
         let maps = root.join(format!("v{LAYOUT}")).join("maps");
         if !maps.join(names::NODE).exists() {
@@ -43,7 +43,8 @@ impl Drain {
         }))
     }
 
-    /// Opens unpinned maps, like [`Drain::open`]. Returns `None` if a map of kpx is missing.
+    /// Opens unpinned maps like [`Drain::open`]. Returns `None` if one of the needed maps is
+    /// missing.
     pub fn of(mut orphans: Vec<Orphan>) -> Result<Option<Self>> {
         let mut take = |name: &str| {
             let at = orphans.iter().position(|orphan| orphan.name == name)?;
@@ -63,7 +64,7 @@ impl Drain {
         }))
     }
 
-    /// Stops opening flows until the next agent starts.
+    /// Stops the programs from opening flows until the next agent starts.
     pub fn begin(&mut self) -> Result<()> {
         let node = self.node.get(&0, 0).context("read NODE")?;
         self.node

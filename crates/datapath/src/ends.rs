@@ -1,5 +1,5 @@
-//! Marks the ends that have flows, in rounds: see [`proxy_common::ways`]. Each sweep is a round,
-//! because it visits all flows.
+//! Marks the endpoints ("ends": address and port) that have flows, in rounds: see
+//! [`proxy_common::ways`]. Each sweep is a round, because it visits all flows.
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
@@ -11,17 +11,17 @@ use proxy_common::ways::{FIRST_CELL, ROUND, ROWS, Row, cell_row};
 
 use crate::sys::map_walk::Rows;
 
-/// The marked cells above which a round does not end: so many marks would spare few packets a
-/// look-up, and the agent would write many rows.
+/// The maximum number of marked cells at which a round ends. With more marks, few packets would be
+/// spared a look-up, and the agent would write many rows.
 const MOST: usize = ROWS as usize / 2;
 
 pub(crate) struct Ends {
     rows: Rows<u32, Row>,
     round: Row,
     has_ended: bool,
-    /// False if programs of another load may open flows: older versions set no marks.
+    /// False if programs of another load may open flows: older versions do not set marks.
     is_alone: bool,
-    /// A bit set of the rows of cells seen in this round.
+    /// A bit set of the cells (by row) seen in this round.
     met: Vec<u64>,
 }
 
@@ -47,7 +47,8 @@ impl Ends {
         Ok(this)
     }
 
-    /// Marks every end: a predecessor may have opened flows without marks, or ended within a round.
+    /// Marks every endpoint: a predecessor may have opened flows without marks, or exited within a
+    /// round.
     fn mark_all(&mut self) -> Result<()> {
         const NEW: Row = Row {
             first: 0,
@@ -65,19 +66,19 @@ impl Ends {
         })
     }
 
-    /// Ends no more rounds: marks live as long as the programs.
+    /// Prevents further rounds from ending, so marks stay valid as long as the programs.
     pub(crate) fn share(&mut self) {
         self.is_alone = false;
     }
 
-    /// Marks every end for good: the next agent may load programs that set no marks while some of
-    /// our programs are still attached.
+    /// Marks every endpoint permanently: the next agent may load programs that do not set marks
+    /// while some of this load's programs are still attached.
     pub(crate) fn leave(&mut self) -> Result<()> {
         self.share();
         self.mark_all()
     }
 
-    /// Begins a round, or repeats a round that has not ended. The caller has visited no flow yet.
+    /// Begins a round, or repeats a round that has not ended. Call this before visiting any flow.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.met.fill(0);
         if self.has_ended {
@@ -98,7 +99,7 @@ impl Ends {
         }
     }
 
-    /// Ends the round. The caller has visited all flows that existed when the round began.
+    /// Ends the round. Call this after visiting all flows that existed when the round began.
     pub(crate) fn end(&mut self) -> Result<()> {
         let count: usize = self.met.iter().map(|bits| bits.count_ones() as usize).sum();
         if !self.is_alone || count > MOST {

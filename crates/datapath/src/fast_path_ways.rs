@@ -1,5 +1,5 @@
-//! The agent's controls of the fast path: the epoch after which programs look up routes again, and
-//! the deadline for bypassing the stack from the first packet.
+//! The agent's controls of the fast path: the epoch, whose change makes programs look up routes
+//! again, and the deadline for opening flows that bypass the network stack.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use proxy_common::ways::{Row, TOLD};
 use super::clock::boot_secs;
 use super::maps::take;
 
-/// The agent's row of `WAYS`. Clones are handles on the same row.
+/// The agent's row of the map `WAYS`. Clones share the row.
 #[derive(Clone)]
 pub struct FastPathWays(Arc<Mutex<Written>>);
 
@@ -40,14 +40,15 @@ impl FastPathWays {
         Ok(this)
     }
 
-    /// Begins another epoch: the programs look up routes and networks again.
+    /// Begins a new epoch: the programs look up routes and networks again.
     pub fn begin_epoch(&self) -> Result<()> {
         let mut written = self.lock();
         written.row.first = written.row.first.wrapping_add(1);
         written.write()
     }
 
-    /// Lets the programs open bypass connections for `secs` seconds from now; `None` stops them.
+    /// Lets the programs open bypass connections for `secs` seconds from now. With `None` they
+    /// stop.
     pub fn open_for(&self, secs: Option<u32>) -> Result<()> {
         let until = match secs {
             Some(secs) => boot_secs()? + secs,
@@ -57,7 +58,7 @@ impl FastPathWays {
         if written.row.second == until {
             return Ok(());
         }
-        // Programs recheck the open flows that they checked in this second.
+        // With a new epoch, programs recheck even flows that they have checked in this second.
         if until == 0 {
             written.row.first = written.row.first.wrapping_add(1);
         }

@@ -1,4 +1,4 @@
-//! A walk through the flow tables for readers, independent of the sweep and its lock.
+//! Reads the flow tables for listings, independent of the sweep and its lock.
 
 use std::net::SocketAddr;
 
@@ -10,16 +10,16 @@ use crate::clock::boot_secs;
 use crate::maps::FamilyNames;
 use crate::sys::map_walk::Walk;
 
-/// A flow that a client has opened to a frontend.
+/// A flow from a client to a frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedFlow {
     pub proto: Proto,
     pub client: SocketAddr,
     pub frontend: SocketAddr,
     pub backend: SocketAddr,
-    /// The client as the backend sees it.
+    /// The client's address and port as the backend receives them.
     pub source: SocketAddr,
-    /// True if the source has another address than the client.
+    /// True if the backend receives another source address than the client's.
     pub masqueraded: bool,
     /// True if a socket of this node opened the flow.
     pub from_node: bool,
@@ -30,7 +30,7 @@ pub struct ListedFlow {
     pub timeout_secs: u32,
 }
 
-/// A reader of both families' flows. It takes the memory of one batch, for any number of flows.
+/// A reader of both families' flows. It needs the memory of one batch, for any number of flows.
 #[derive(Debug)]
 pub struct FlowReader {
     timeouts: Timeouts,
@@ -60,7 +60,6 @@ impl FlowReader {
     }
 }
 
-/// The current time and the idle timeouts.
 #[derive(Clone, Copy)]
 pub(super) struct Times {
     pub(super) now_secs: u32,
@@ -80,8 +79,8 @@ fn listed<A: FamilyNames>(
     Ok(batch.map(|entries| entries.filter_map(listed).collect()))
 }
 
-/// Returns true for the entry by which a flow is listed. Each flow has two or four entries and one
-/// opener; an opener at egress belongs to another program.
+/// Returns true for the entry by which a flow is listed: its original-direction entry (the
+/// "opener"). An opener at egress belongs to another program. Each flow has two or four entries.
 pub(super) fn is_opener<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
     flow.kind == Kind::DNAT && key.hook() != Hook::EGRESS
 }

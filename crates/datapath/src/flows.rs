@@ -1,7 +1,7 @@
-//! Sweeps the flow table and counts flows. The agent's count for each backend is exact and corrects
-//! the programs' own counts.
+//! Sweeps the flow table and counts flows. The agent's exact count for each backend corrects the
+//! programs' own counts.
 //!
-//! Sweep and count share a walk in batches, which takes little memory and at most half a CPU.
+//! Sweep and count share a scan in batches, which needs little memory and at most half a CPU.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,20 +27,20 @@ use super::maps::{FamilyNames, flow_table, take};
 use super::pressure::Pressure;
 use super::shares::{Held, Shares};
 
-/// The entries in a read, which takes a fraction of a millisecond.
+/// The number of entries in a read, which takes a fraction of a millisecond.
 pub(super) const BATCH: usize = 1_024;
-/// The idle time after which an entry without opener is removed. The programs create this entry
-/// before the opener.
+/// The idle time in seconds after which an entry without original-direction entry ("opener") is
+/// removed. The programs create the opener last.
 const ORPHAN_SECS: u32 = 30;
-/// The time for which a count is reused: walking a large table takes long.
+/// The time for which a count is reused, because scanning a large table takes long.
 const COUNT_PERIOD: Duration = Duration::from_millis(500);
 
-/// The flow tables of both families, and the counters of services. Clones share the tables; a lock
-/// serialises sweeps and counts.
+/// The flow tables of both families, and the counters of service ports. Clones share the tables; a
+/// lock serialises sweeps and counts.
 #[derive(Clone)]
 pub struct FlowMaps {
     families: Arc<Mutex<Families>>,
-    /// Separate handles of the tables, so readers do not wait for a sweep.
+    /// Separate handles on the tables, so that readers do not wait for a sweep.
     pub(super) tables: Arc<Tables>,
     timeouts: Timeouts,
 }
@@ -63,25 +63,22 @@ struct Family<A: FamilyNames> {
     max_entries: u32,
     pressure: Pressure,
     timeouts: Timeouts,
-    /// The number of open flows of each backend. The key names the backend as if it were a
-    /// frontend.
+    /// The number of open flows of each backend. The key is the backend in the form of a frontend.
     connections: HashMap<MapData, FrontendKey<A>, u32>,
     shares: Shares<A>,
     ledger: Ledger<A>,
-    /// The clients and services of flows that ended since the last sweep.
+    /// The clients and service ports of flows that were closed since the last sweep.
     ended: Held<A>,
 }
 
-/// The result of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Swept {
     /// The remaining entries: two or four for each flow.
     pub entries: usize,
-    /// The remaining flows.
     pub flows: usize,
-    /// The remaining flows that neither both sides have closed nor one has reset.
+    /// The remaining flows that have been neither closed by both sides nor reset.
     pub open: usize,
-    /// The remaining half-open flows, which are evicted for new flows.
+    /// The remaining half-open flows, which new flows may evict.
     pub half_open: usize,
     /// The remaining flows that affect the fast path.
     #[serde(skip)]
@@ -90,32 +87,32 @@ pub struct Swept {
     pub expired: usize,
     /// The entries without a flow that the sweep removed.
     pub orphans: usize,
-    /// The fill of the table with flows that cannot be evicted.
+    /// How full the table is with flows that cannot be evicted.
     pub pressure: Pressure,
 }
 
-/// The flows that remain after a sweep.
+/// The flows on the fast path that remain after a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remaining {
-    /// Flows that bypass the stack from their first packet.
+    /// Flows that bypass the network stack from their first packet.
     pub bypass: usize,
-    /// Flows with a conntrack entry that may be liberal.
+    /// Flows with a conntrack entry that may be liberal (ignoring TCP windows).
     pub liberal: usize,
 }
 
 struct Found<A: FamilyNames> {
     swept: Swept,
-    /// The entries of flows that cannot be evicted.
+    /// The number of entries of flows that cannot be evicted.
     lasting: u32,
     held: Held<A>,
     counts: FamilyCounts<A>,
-    /// The open flows that count for each backend.
+    /// The number of open flows that count for each backend.
     open: BTreeMap<FrontendKey<A>, u32>,
 }
 
 impl FlowMaps {
     pub(super) fn new(ebpf: &mut Ebpf, timeouts: Timeouts) -> Result<Self> {
-        // Open these before the families take the maps out of `ebpf`.
+        // Open these handles before the families take the maps out of `ebpf`.
         let tables = Tables {
             v4: rows(ebpf)?,
             v6: rows(ebpf)?,
@@ -134,13 +131,13 @@ impl FlowMaps {
         })
     }
 
-    /// Notes that programs of another load may open flows too.
+    /// Records that programs of another load may open flows too.
     pub(super) fn share(&self) {
         self.lock().ends.share();
     }
 
-    /// Marks every end as having flows, for a later agent of another version. Waits for a running
-    /// sweep.
+    /// Marks every endpoint as having flows, for a later agent of another version. Waits for a
+    /// running sweep.
     pub fn leave(&self) -> Result<()> {
         self.lock().ends.leave()
     }
@@ -149,13 +146,12 @@ impl FlowMaps {
         self.families.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a reader of single flows, independent of the sweep.
+    /// Returns a reader of single flows that is independent of the sweep.
     pub fn host_flows(&self) -> Result<HostFlows> {
         let Tables { v4, v6 } = &*self.tables;
         HostFlows::new(v4.map()?, v6.map()?)
     }
 
-    /// Returns a reader of all flows.
     pub fn reader(&self) -> Result<FlowReader> {
         let Tables { v4, v6 } = &*self.tables;
         let open = |name: &str| format!("walk through {name}");
@@ -167,7 +163,7 @@ impl FlowMaps {
         ))
     }
 
-    /// Removes flows that exceed their state's idle timeout, and corrects each backend's flow
+    /// Removes flows that exceed the idle timeout of their state, and corrects each backend's flow
     /// count.
     pub fn sweep(&self) -> Result<BTreeMap<&'static str, Swept>> {
         self.sweep_at(boot_secs()?)
@@ -185,7 +181,7 @@ impl FlowMaps {
         let (swept4, counts4) = v4.sweep(now_secs, ends)?;
         let (swept6, counts6) = v6.sweep(now_secs, ends)?;
         ends.end()?;
-        // The walk may have missed entries that were removed.
+        // The scan's counts may miss flows that it removed.
         let is_whole = [&swept4, &swept6]
             .iter()
             .all(|swept| swept.expired == 0 && swept.orphans == 0);
@@ -204,7 +200,7 @@ impl FlowMaps {
         ]))
     }
 
-    /// Ends the flows that `picks` selects, on any path, and returns their number. Waits for a
+    /// Removes the flows that `picks` selects, on any path, and returns their number. Waits for a
     /// running sweep.
     pub fn end(&self, picks: impl Fn(&ListedFlow) -> bool) -> Result<usize> {
         let times = Times {
@@ -218,19 +214,19 @@ impl FlowMaps {
         Ok(v4.end(&picks, times)? + v6.end(&picks, times)?)
     }
 
-    /// Returns the services' traffic up to now. This walks the table: do not call it in the agent's
-    /// loop.
+    /// Returns the current traffic of service ports. Scans the table: do not call this in the
+    /// agent's loop.
     pub fn counts(&self) -> Result<Arc<Counts>> {
         self.counts_since(Duration::ZERO).map(|(_, counts)| counts)
     }
 
-    /// Returns the services' traffic, counted at most half a second ago.
+    /// Returns the traffic of service ports, counted at most half a second ago.
     pub fn recent_counts(&self) -> Result<Arc<Counts>> {
         self.counts_since(COUNT_PERIOD).map(|(_, counts)| counts)
     }
 
-    /// Returns the services' traffic, at most `age` old, with the time of the count. A sweep counts
-    /// too.
+    /// Returns the traffic of service ports, counted at most `age` ago, and the time of the count
+    /// (or sweep).
     pub fn counts_since(&self, age: Duration) -> Result<(Instant, Arc<Counts>)> {
         let Families {
             v4, v6, counted, ..
@@ -307,7 +303,7 @@ impl<A: FamilyNames> Family<A> {
             );
         }
         for key in keys {
-            // The client may have dialled another backend since the walk visited its flow.
+            // The client may have dialled another backend since the scan visited the flow.
             let Some(flow) = read(&self.flows, &key)?.filter(|flow| picked(&key, flow)) else {
                 continue;
             };
@@ -338,8 +334,8 @@ impl<A: FamilyNames> Family<A> {
         Ok(counts)
     }
 
-    /// Sweeps the table. If the table turns out to be nearly full, sweeps again at once with
-    /// shorter timeouts.
+    /// Sweeps the table. If the table becomes nearly full, sweeps again at once with shorter
+    /// timeouts.
     fn sweep(&mut self, now_secs: u32, ends: &mut Ends) -> Result<(Swept, FamilyCounts<A>)> {
         let (swept, counts) = self.sweep_once(now_secs, ends)?;
         let before = std::mem::replace(&mut self.pressure, swept.pressure);
@@ -381,8 +377,8 @@ impl<A: FamilyNames> Family<A> {
         Ok((swept, counts))
     }
 
-    /// Walks through the table. Between batches the walk pauses for as long as the last batch took,
-    /// except in an emergency.
+    /// Scans the table. Between batches the scan pauses for as long as the last batch took, except
+    /// in an emergency.
     fn walk(&mut self, now_secs: u32, ends: &mut Ends) -> Result<Found<A>> {
         let counts = self.ledger.begin()?;
         let held = std::mem::replace(&mut self.ended, Held::new());
@@ -423,7 +419,7 @@ impl<A: FamilyNames> Family<A> {
             .with_context(|| format!("read {}", A::MAPS.connections))
     }
 
-    /// Adds the difference between the old count `counted` and the walk's count `open`. Writing
+    /// Adds the difference between the old count `counted` and the scan's count `open`. Writing
     /// `open` itself would lose the flows that programs opened during the sweep.
     fn correct_connections(
         &mut self,
@@ -452,7 +448,7 @@ impl<A: FamilyNames> Family<A> {
 }
 
 impl<A: FamilyNames> Found<A> {
-    /// Counts an entry, or removes it with its flow.
+    /// Counts an entry, or removes the flow if it has expired.
     fn meet(
         &mut self,
         (key, flow): (FlowKey<A>, Flow<A>),
@@ -476,7 +472,7 @@ impl<A: FamilyNames> Found<A> {
                 self.remains(&key, &flow);
             }
         } else if flow.idle_secs(times.now_secs) > ORPHAN_SECS && !has_opener(map, &key, &flow)? {
-            // The entry may also have been removed with its flow since it was read.
+            // Another removal of the flow may have removed the entry since it was read.
             if remove(map, &key)? {
                 self.swept.orphans += 1;
                 if flow.kind == Kind::UNDNAT {
@@ -531,11 +527,11 @@ fn has_opener<A: FamilyNames>(
     flow: &Flow<A>,
 ) -> Result<bool> {
     let opener = read(map, &flow.opener_key(key.proto()))?;
-    // The opener may have been replaced since, with another backend or port.
+    // The opener's entry may have been replaced since, with another backend or port.
     Ok(opener.is_some_and(|opener| opener.backend == flow.backend && opener.source == flow.source))
 }
 
-/// Removes a flow, and keeps its counters. Returns false if a program has removed it.
+/// Removes a flow and keeps its counters. Returns false if a program has already removed the flow.
 fn close<A: FamilyNames>(
     map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
     key: &FlowKey<A>,
@@ -554,9 +550,9 @@ fn close<A: FamilyNames>(
     Ok(is_removed)
 }
 
-/// Removes a flow's entries in the order of their creation, the opener's last: the programs
-/// consider a flow complete while the opener's entry exists. Returns true if the opener's entry was
-/// still there.
+/// Removes a flow's entries in the order of their creation, the original-direction entry last: the
+/// programs consider a flow complete while that entry exists. Returns true if that entry still
+/// existed.
 fn remove_flow<A: FamilyNames>(
     map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
     key: &FlowKey<A>,
@@ -577,7 +573,7 @@ pub(super) fn read<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>, key: &K) -> Res
     }
 }
 
-/// Removes a row. Returns false if the row was missing.
+/// Removes a row. Returns false if there was no such row.
 pub(super) fn remove<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, key: &K) -> Result<bool> {
     match map.remove(key) {
         Ok(()) => Ok(true),

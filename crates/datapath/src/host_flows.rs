@@ -11,7 +11,7 @@ use proxy_common::flow::{Flow, FlowKey, Hook, Kind};
 use crate::flows::read;
 use crate::maps::FamilyNames;
 
-/// A reader of the flow tables of both families, for one flow at a time.
+/// A reader of single flows in both families' flow tables.
 pub struct HostFlows {
     v4: HashMap<MapData, FlowKey<Addr4>, Flow<Addr4>>,
     v6: HashMap<MapData, FlowKey<Addr6>, Flow<Addr6>>,
@@ -25,9 +25,9 @@ impl HostFlows {
         })
     }
 
-    /// Returns how a socket of this host opened a TCP connection to `backend`, a socket of this
-    /// host. `source` is the client's address as the backend sees it. Returns `None` if no flow
-    /// exists.
+    /// Returns the flow of a TCP connection from a socket of this host to `backend`, also on this
+    /// host. `source` is the client's address and port as the backend receives them. Returns `None`
+    /// if there is no such flow.
     pub fn find(&self, source: SocketAddr, backend: SocketAddr) -> Result<Option<TranslatedFlow>> {
         if let Some(ends) = Ends::<Addr4>::of(source, backend) {
             return ends.find(&self.v4);
@@ -36,10 +36,10 @@ impl HostFlows {
     }
 }
 
-/// A connection that kpx translated to a socket of this host.
+/// A connection from this host that kpx translated to a socket of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TranslatedFlow {
-    /// The client's and frontend's addresses, as the client's socket has them.
+    /// The connection's two endpoints, as the client's socket has them.
     pub client: SocketAddr,
     pub frontend: SocketAddr,
     /// The ClusterIP and port of the Service.

@@ -1,7 +1,7 @@
 //! The kernel programs and their maps. Modules in reading order.
 #![deny(unsafe_code)]
 
-// The object, and how it gets into the kernel.
+// The BPF object, and how it is loaded into the kernel.
 mod datapath;
 mod loaded;
 pub mod object;
@@ -11,7 +11,7 @@ mod sys;
 pub mod test_run;
 pub mod verifier;
 
-// The hooks that its programs are on.
+// The hooks to which the programs are attached.
 mod adopt;
 mod attach;
 mod attached;
@@ -24,7 +24,7 @@ mod drain;
 mod persistence;
 mod pins;
 
-// The maps, by content.
+// The maps, by their content.
 mod bypass_flows;
 mod clock;
 mod connects;

@@ -1,5 +1,5 @@
-//! The programs' requests to let flows skip the stack although conntrack follows them, and the
-//! agent's answers.
+//! The programs' requests to let flows bypass the network stack although conntrack tracks them, and
+//! the agent's answers.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use proxy_common::names;
 use crate::flows::{read, remove};
 use crate::maps::{FamilyNames, flow_table, take};
 
-/// The queue of requests, and the rows of `TOLERATED`.
+/// The queue of requests (`OFFERS`), and the grants (`TOLERATED`).
 pub struct LiberalFlows {
     offers: Queue<MapData, Offer>,
     rows: HashMap<MapData, AnyKey, u32>,
@@ -22,7 +22,7 @@ pub struct LiberalFlows {
     v6: HashMap<MapData, FlowKey<Addr6>, Flow<Addr6>>,
 }
 
-/// An open flow as conntrack sees it, between kpx's hooks.
+/// An open flow with the addresses that conntrack tracks, between kpx's hooks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFlow {
     pub client: SocketAddr,
@@ -35,7 +35,7 @@ pub struct OpenFlow {
 }
 
 impl LiberalFlows {
-    /// Opens the maps. Call this before the flow tables are taken out of the object.
+    /// Opens the maps. Call this before the flow tables are taken out of `ebpf`.
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
         let v4 = again(ebpf)?;
         let v6 = again(ebpf)?;
@@ -47,7 +47,7 @@ impl LiberalFlows {
         })
     }
 
-    /// Returns the next request, if any.
+    /// Returns the next request; `None` if the queue is empty.
     pub fn offered(&mut self) -> Result<Option<Offer>> {
         match self.offers.pop(0) {
             Ok(offer) => Ok(Some(offer)),
@@ -56,7 +56,8 @@ impl LiberalFlows {
         }
     }
 
-    /// Returns the flow with this opener, if it is open and its packets take the stack.
+    /// Returns the flow with this original-direction key, if it is open and goes through the
+    /// network stack.
     pub fn open_flow(&self, key: &AnyKey) -> Result<Option<OpenFlow>> {
         if let Some(key) = key.v4() {
             return open_flow(&self.v4, &key);
@@ -71,7 +72,7 @@ impl LiberalFlows {
             .with_context(|| format!("write {}", names::TOLERATED))
     }
 
-    /// Revokes a grant: the flow takes the stack within a second.
+    /// Revokes a grant: within a second the flow's packets go through the network stack.
     pub fn forget(&mut self, key: &AnyKey) -> Result<()> {
         remove(&mut self.rows, key)
             .map(drop)
@@ -79,7 +80,6 @@ impl LiberalFlows {
     }
 }
 
-/// Returns another handle on a flow table.
 fn again<A: FamilyNames>(ebpf: &Ebpf) -> Result<HashMap<MapData, FlowKey<A>, Flow<A>>> {
     let opened = || {
         let data = MapData::from_fd(flow_table::<A>(ebpf)?.fd().as_fd().try_clone_to_owned()?)?;

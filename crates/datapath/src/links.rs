@@ -1,4 +1,4 @@
-//! The BPF links that this process holds open, and the names of their pins.
+//! Lists the BPF links that this process holds open, and names their pins.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context, Result};
 use aya::programs::TcAttachType;
 
-/// The kernel describes this process's open files there (proc(5)), and the hooks of links.
+/// The kernel's descriptions of this process's open files (proc(5)), including the hooks of links.
 const FILES: &str = "/proc/self/fdinfo";
 
 /// Field values by name.
@@ -17,7 +17,7 @@ pub(super) fn open_links() -> Result<Vec<Fields>> {
     let mut links = Vec::new();
     for file in files {
         let path = file.with_context(|| format!("read {FILES}"))?.path();
-        // The file may have been closed since.
+        // The file may have been closed since the listing.
         let Ok(text) = fs::read_to_string(path) else {
             continue;
         };

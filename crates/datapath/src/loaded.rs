@@ -14,9 +14,8 @@ use serde::{Deserialize, Serialize};
 pub struct Loaded {
     /// The maps' ids, by name.
     pub maps: BTreeMap<String, u32>,
-    /// The maps' maximal entries, by name.
+    /// The maps' maximum numbers of entries, by name.
     pub max_entries: BTreeMap<String, u32>,
-    /// The programs, by name.
     pub programs: BTreeMap<String, LoadedProgram>,
 }
 
@@ -29,8 +28,8 @@ pub struct LoadedProgram {
 }
 
 impl Loaded {
-    /// Reads the ids. Call this before a map is taken out of `ebpf`, and after the programs `names`
-    /// were loaded.
+    /// Reads the ids. Call this after loading the programs `names`, and before a map is taken out
+    /// of `ebpf`.
     pub(super) fn of(ebpf: &Ebpf, names: &[&str]) -> Result<Self> {
         let mut maps = BTreeMap::new();
         let mut max_entries = BTreeMap::new();
@@ -42,7 +41,7 @@ impl Loaded {
                 .info()
                 .with_context(|| format!("read information about map {name}"))?;
             maps.insert(name.to_owned(), info.id());
-            // Socket storages grow with the number of sockets and have no limit.
+            // Socket storage has no limit: it grows with the number of sockets.
             if info.max_entries() > 0 {
                 max_entries.insert(name.to_owned(), info.max_entries());
             }
@@ -73,12 +72,12 @@ impl LoadedProgram {
     }
 }
 
-/// Returns true if this process may open programs and maps by id, which takes CAP_SYS_ADMIN.
+/// Returns true if this process may open programs and maps by id, which requires CAP_SYS_ADMIN.
 pub fn may_open_by_id() -> bool {
     !matches!(loaded_programs().next(), Some(Err(_)))
 }
 
-/// Opens a map of a running datapath by its reported id, and checks its type.
+/// Opens a map of a running datapath by its id in `ids`, and checks its type.
 pub fn open<M: TryFrom<Map, Error = MapError>>(
     ids: &BTreeMap<String, u32>,
     name: &str,
@@ -87,7 +86,7 @@ pub fn open<M: TryFrom<Map, Error = MapError>>(
 }
 
 /// Opens a map like [`open`]. A process without CAP_SYS_ADMIN, such as in a container, opens the
-/// pin in `pins` if it has the same id.
+/// pin in `pins` if the pinned map has the same id.
 pub fn open_or_pinned<M: TryFrom<Map, Error = MapError>>(
     ids: &BTreeMap<String, u32>,
     pins: Option<&Path>,
@@ -111,7 +110,7 @@ pub fn open_or_pinned<M: TryFrom<Map, Error = MapError>>(
         .with_context(|| format!("map {name}, id {id}"))
 }
 
-/// Returns `None` for a type of map that the datapath does not use.
+/// Returns `None` for a map type that the datapath does not use.
 fn data(map: &Map) -> Option<&MapData> {
     match map {
         Map::Array(data)

@@ -1,5 +1,5 @@
-//! Ends TCP flows to backends on lost nodes: the programs answer the client's next packet with a
-//! RST. Half-open flows are marked too: a retransmitted SYN then opens a new flow.
+//! Marks TCP flows to backends on lost nodes as ended: the programs answer the client's next packet
+//! with a RST. For half-open flows, a retransmitted SYN opens a new flow.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -16,48 +16,48 @@ use crate::flows::{BATCH, FlowMaps, read};
 use crate::maps::FamilyNames;
 use crate::sys::map_walk::{Rows, Walk};
 
-/// A backend that answered within so many seconds is alive, even if the cluster has lost its node.
+/// The seconds for which a backend counts as alive after an answer, even if the cluster has lost
+/// its node.
 const HEARD_SECS: u32 = 3;
 
-/// The flag of linux/bpf.h to update only an existing row: a flow that a program has closed stays
+/// The flag of linux/bpf.h to update only an existing row, so that a flow closed by a program stays
 /// closed.
 pub(crate) const BPF_EXIST: u64 = 2;
 
-/// A walk through the flow tables for the flows of some backends.
+/// A scan of the flow tables for the flows of some backends.
 pub struct LostFlows {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
 }
 
-/// The flow table of a family, to walk through and to change.
+/// A family's flow table: a scan, and a handle for changes.
 pub(crate) struct Family<A: FamilyNames> {
     pub(crate) walk: Walk<FlowKey<A>, Flow<A>>,
     pub(crate) flows: HashMap<MapData, FlowKey<A>, Flow<A>>,
 }
 
-/// The suspect backends to which this node has connections.
+/// The suspect backends to which flows of this node exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The suspects with flows that have not been ended.
+    /// The suspects with live flows.
     pub open: BTreeSet<Path>,
-    /// The backends that answered recently, through any Service.
+    /// The suspects that answered recently, through any Service.
     pub heard: BTreeSet<SocketAddr>,
 }
 
-/// A connection that the agent ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedFlow {
     pub path: Path,
     pub client: SocketAddr,
     pub frontend: SocketAddr,
-    /// True if a socket of this node opened it.
+    /// True if a socket of this node opened the connection.
     pub is_hosts: bool,
-    /// True if it was half-open: its client retransmits and reaches another backend.
+    /// True if the connection was half-open: its client retransmits and reaches another backend.
     pub is_half_open: bool,
 }
 
 impl FlowMaps {
-    /// Returns a walk that ends flows, independent of the sweep.
+    /// Returns a scan that ends flows, independent of the sweep.
     pub fn lost(&self) -> Result<LostFlows> {
         Ok(LostFlows {
             v4: Family::new(&self.tables.v4)?,
@@ -67,7 +67,7 @@ impl FlowMaps {
 }
 
 impl LostFlows {
-    /// Returns the connections to these backends.
+    /// Finds the live flows to these backends.
     pub fn find(&mut self, suspects: &BTreeSet<Path>) -> Result<Found> {
         let now_secs = boot_secs()?;
         let mut found = Found::default();
@@ -76,14 +76,14 @@ impl LostFlows {
         Ok(found)
     }
 
-    /// Ends all flows to these backends, and returns them.
+    /// Marks all flows to these backends as ended, and returns the flows.
     pub fn end(&mut self, lost: &BTreeSet<Path>) -> Result<Vec<EndedFlow>> {
         let mut ended = self.v4.end(lost)?;
         ended.extend(self.v6.end(lost)?);
         Ok(ended)
     }
 
-    /// Unmarks all flows to these backends, which are alive.
+    /// Removes the marks of all flows to these backends, which are alive.
     pub fn spare(&mut self, back: &BTreeSet<Path>) -> Result<()> {
         self.v4.spare(back)?;
         self.v6.spare(back)
@@ -163,8 +163,8 @@ impl<A: FamilyNames> Family<A> {
             .map(drop)
     }
 
-    /// Changes the entries that `picks` selects, and returns them. A program that changes an entry
-    /// at the same instant may lose its change: a count, or an acknowledged number.
+    /// Changes the entries that `picks` selects, and returns the entries. If a program changes an
+    /// entry at the same time, its change (a count, an acknowledged number) may be lost.
     fn change(
         &mut self,
         picks: impl Fn(&FlowKey<A>, &Flow<A>) -> bool,
@@ -185,7 +185,7 @@ impl<A: FamilyNames> Family<A> {
         }
         let mut changed = Vec::new();
         for key in keys {
-            // The client may have dialled another backend since the walk visited its flow.
+            // The client may have dialled another backend since the scan visited the flow.
             let Some(mut flow) = read(&self.flows, &key)?.filter(|flow| picks(&key, flow)) else {
                 continue;
             };
@@ -198,7 +198,8 @@ impl<A: FamilyNames> Family<A> {
     }
 }
 
-/// Returns true for the opener's entry of a TCP flow that neither a peer nor the agent has ended.
+/// Returns true for the original-direction entry (the "opener") of a TCP flow that neither a peer
+/// nor the agent has ended.
 fn is_live<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
     let is_opener =
         key.proto() == Proto::TCP && key.hook() != Hook::EGRESS && flow.kind == Kind::DNAT;
@@ -209,8 +210,8 @@ fn path<A: FamilyNames>(flow: &Flow<A>) -> Path {
     Path::new(&flow.service, &flow.backend)
 }
 
-/// Aborts the clients' sockets on this host, which would otherwise wait until they send. Connecting
-/// sockets are left alone.
+/// Aborts the clients' sockets on this host, which would otherwise notice only when they send.
+/// Sockets that are still connecting are skipped.
 pub async fn abort_sockets(ended: &[EndedFlow]) -> Result<()> {
     let of_host: Vec<_> = ended
         .iter()

@@ -1,4 +1,4 @@
-//! The maps of the object, by name.
+//! Opens the maps of the BPF object by name.
 
 use std::os::fd::AsFd;
 
@@ -19,7 +19,7 @@ pub(crate) fn take<M: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(
     M::try_from(map).with_context(|| format!("map {name}"))
 }
 
-/// Returns another handle on a hash map, which stays in the object.
+/// Returns a further handle on a hash map, which stays in the object.
 pub(crate) fn lend<K: Pod, V: Pod>(ebpf: &Ebpf, name: &str) -> Result<HashMap<MapData, K, V>> {
     let map = ebpf
         .map(name)

@@ -13,15 +13,15 @@ use proxy_common::pod::from_bytes;
 
 use super::maps::take;
 
-/// The programs' packet records, and the switch that enables them. The descriptor is readable when
-/// records exist.
+/// The programs' packet records, and the switch that enables them. The file descriptor is readable
+/// when there are records.
 pub struct Monitor {
     ring: RingBuf<MapData>,
     watched: Array<MapData, u32>,
     cpus: PerCpuArray<MapData, Cpu>,
 }
 
-/// A record of either family.
+/// A record of an IPv4 or IPv6 packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnyRecord {
     V4(Record<Addr4>),
@@ -39,7 +39,7 @@ impl Monitor {
         })
     }
 
-    /// Enables or disables the records, and drops unread records.
+    /// Enables or disables the records, and discards unread records.
     pub fn watch(&mut self, on: bool) -> Result<()> {
         let per_second = if on { WATCHED_PER_SECOND } else { 0 };
         self.watched
@@ -49,7 +49,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Returns the next record, if any.
+    /// Returns the next record; `None` if there is none.
     pub fn record(&mut self) -> Option<AnyRecord> {
         loop {
             let item = self.ring.next()?;
@@ -62,7 +62,8 @@ impl Monitor {
         }
     }
 
-    /// Returns the packets without a record since the programs were loaded: there were too many.
+    /// Returns the number of packets without a record (there were too many) since the programs were
+    /// loaded.
     pub fn lost(&self) -> Result<u64> {
         let cpus = self
             .cpus

@@ -16,7 +16,6 @@ use proxy_common::names;
 use super::fast_path_ways::FastPathWays;
 use super::maps::{FamilyNames, take};
 
-/// The maps about this node.
 pub struct NodeMaps {
     node: Array<MapData, Node>,
     devices: HashMap<MapData, u32, Device>,
@@ -44,7 +43,7 @@ impl NodeMaps {
         })
     }
 
-    /// Returns the predecessor's node, or `None` if no predecessor wrote it.
+    /// Returns the predecessor's description of the node; `None` if there is none.
     pub fn node(&self) -> Result<Option<Node>> {
         let node = self
             .node
@@ -63,15 +62,16 @@ impl NodeMaps {
         replace(&mut self.devices, want, names::DEVICES)
     }
 
-    /// Makes the kernel's table of the node's own addresses, each with its device, equal to `want`.
+    /// Makes the kernel's table of the node's own addresses, with the device of each, equal to
+    /// `want`.
     pub fn set_addrs(&mut self, want: &BTreeMap<IpAddr, OwnAddr>) -> Result<()> {
         replace(&mut self.v4.addrs, &of_family(want), names::IPV4.addrs)?;
         replace(&mut self.v6.addrs, &of_family(want), names::IPV6.addrs)
     }
 
     /// Makes the kernel's pod networks equal to the given lists: networks for local-traffic
-    /// detection, the Node object's podCIDRs, and networks within which the stack leaves packets
-    /// unchanged. Programs recheck the flows that skip the stack.
+    /// detection, the Node object's podCIDRs, and networks within which the network stack leaves
+    /// packets unchanged. Programs then recheck the flows that bypass the stack.
     pub fn set_pods(
         &mut self,
         detected: &[IpNet],
@@ -93,21 +93,20 @@ impl NodeMaps {
             .collect();
         let written = replace_nets(&mut self.v4.pods, &want, names::IPV4.pods)
             .and_then(|()| replace_nets(&mut self.v6.pods, &want, names::IPV6.pods));
-        // Even after a partial write: programs checked flows against the old networks in this
-        // second.
+        // Needed even after a partial write: programs may have checked flows against the old
+        // networks in this second.
         let begun = self.ways.begin_epoch();
         written.and(begun)
     }
 
     /// Makes the kernel's ClusterIP ranges equal to `want`. The programs then drop packets to
-    /// addresses in these ranges that are not frontends.
+    /// addresses in these ranges without a frontend.
     pub fn set_service_cidrs(&mut self, want: &[IpNet]) -> Result<()> {
         self.set_service_nets(want, &[], &BTreeSet::new())
     }
 
-    /// Sets the ranges, except for shared networks in them and for the ClusterIPs that other
-    /// proxies serve. The programs leave packets to those addresses alone unless there is a
-    /// frontend.
+    /// Sets the ranges, and excludes shared networks in them and the ClusterIPs that other proxies
+    /// serve. The programs let packets to excluded addresses pass unless there is a frontend.
     pub fn set_service_nets(
         &mut self,
         cidrs: &[IpNet],
@@ -142,7 +141,7 @@ fn of_family<A: Addr>(addrs: &BTreeMap<IpAddr, OwnAddr>) -> BTreeMap<A, OwnAddr>
         .collect()
 }
 
-/// Writes the differences. New rows come before deletions, so a changed row is never missing.
+/// Writes the differences. Writes come before deletions, so a changed row is never missing.
 fn replace<K, V>(map: &mut HashMap<MapData, K, V>, want: &BTreeMap<K, V>, name: &str) -> Result<()>
 where
     K: Pod + Ord,
@@ -166,8 +165,8 @@ where
     Ok(())
 }
 
-/// Replaces the rows of an LPM map like [`replace`], and skips networks of the other family. The
-/// longest prefix is put first and removed last, because it is an exception to a wider prefix.
+/// Replaces the rows of an LPM map like [`replace`], and skips networks of the other family. Longer
+/// prefixes are written first and removed last, because they are exceptions to wider prefixes.
 fn replace_nets<A: FamilyNames>(
     map: &mut LpmTrie<MapData, A, u32>,
     want: &BTreeMap<IpNet, u32>,

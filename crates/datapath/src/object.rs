@@ -6,8 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 
-/// The ELF object, empty if the build had none (see `build.rs`). aya reads the headers in place and
-/// needs the alignment.
+/// The ELF object; empty if the build had none (see `build.rs`). aya reads the headers in place and
+/// needs this alignment.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kpx.bpf.o"));
 
 /// Returns the BPF object with kpx's kernel programs.
@@ -19,7 +19,7 @@ pub fn embedded() -> anyhow::Result<&'static [u8]> {
     Ok(OBJECT)
 }
 
-/// Returns the object in `file`, or else the embedded object.
+/// Returns the object in `file`, or the embedded object if `file` is `None`.
 pub fn chosen(file: Option<&Path>) -> anyhow::Result<Cow<'static, [u8]>> {
     match file {
         Some(file) => Ok(fs::read(file)

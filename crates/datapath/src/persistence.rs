@@ -1,21 +1,21 @@
-//! Keeps programs and maps in the kernel after the agent's end.
+//! Keeps programs and maps in the kernel after the agent exits.
 
 use anyhow::Result;
 use proxy_net::changes::Changes;
 
 use super::pins::{KeptMaps, Pins};
 
-/// The means that keep programs and maps in the kernel while no agent runs.
+/// What keeps programs and maps in the kernel while no agent runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PersistenceKind {
     /// Pins in the host's BPF file system.
     Pins,
     /// Pins in a BPF file system that may belong to the host or to this container.
     Unknown,
-    /// clsact filters, by which the next agent finds the maps: the pins go with this agent's
-    /// container.
+    /// clsact filters, through which the next agent finds the maps. The pins disappear with this
+    /// agent's container.
     Filters,
-    /// Programs end with the agent; a restart is a gap.
+    /// Programs are detached when the agent exits; a restart is a gap.
     Nothing,
 }
 
@@ -30,7 +30,7 @@ impl PersistenceKind {
     }
 }
 
-/// The pins and recorded changes that keep programs on their devices after the agent's end.
+/// The pins and recorded changes that keep programs on their devices after the agent exits.
 pub struct Persistence {
     pub pins: Pins,
     pub changes: Changes,
@@ -51,7 +51,7 @@ impl Persistence {
         Ok(())
     }
 
-    /// Restores the pins of maps that another program removed. Returns the number of new pins.
+    /// Restores pins of maps that another program removed. Returns the number of restored pins.
     pub(crate) fn restore_pins(&self) -> Result<u64> {
         self.kept.as_ref().map_or(Ok(0), KeptMaps::restore)
     }

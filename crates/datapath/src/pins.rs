@@ -1,5 +1,6 @@
-//! Keeps maps and links pinned in a folder of a BPF file system after the agent's end. The programs
-//! keep serving, and the next agent takes the pins over. The folder for each layout of the maps:
+//! Keeps maps and links pinned in a directory of a BPF file system after the agent exits. The
+//! programs keep serving, and the next agent takes the pins over. The directory for each layout of
+//! the maps:
 //!
 //! ```text
 //!   v2/netns                        -> net:[…], the network namespace that all this serves
@@ -9,8 +10,8 @@
 //!   v2/links/socket-<call>          of the cgroup's root
 //! ```
 //!
-//! In a container without the host's BPF file system the folder goes with the container: see
-//! `orphans`.
+//! In a container without the host's BPF file system the directory disappears with the container:
+//! see `orphans`.
 
 mod bpf_fs;
 mod kept;
@@ -41,13 +42,13 @@ pub(crate) use kept::KeptMaps;
 use proxy_net as net;
 pub(super) use resize::Resize;
 
-/// The default folder of pins.
+/// The default directory of the pins.
 pub const BPF_DIR: &str = "/sys/fs/bpf/kpx";
 
-/// The link that names the network namespace; it lies next to `maps` and `links`.
+/// The symbolic link that names the network namespace, next to `maps` and `links`.
 const NETNS: &str = "netns";
 
-/// The folder of pins, locked while this value lives.
+/// The directory of the pins, locked while this value lives.
 #[derive(Debug)]
 pub struct Pins {
     dir: PathBuf,
@@ -57,8 +58,8 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Opens or creates the folder. Returns an error if another kpx uses it, or if its content
-    /// cannot be taken over. `bpf_fs` is the result of [`ensure_bpf_fs`].
+    /// Opens or creates the directory. Returns an error if another kpx instance uses it, or if its
+    /// content cannot be taken over. `bpf_fs` is the result of [`ensure_bpf_fs`].
     pub fn open(root: &Path, bpf_fs: BpfFs) -> Result<Self> {
         fs::create_dir_all(root).with_context(|| format!("create {}", root.display()))?;
         trust(root)?;
@@ -84,8 +85,8 @@ impl Pins {
                 root.display()
             );
         }
-        // Any process that can open the folder can lock it. Restrict access only after the folder
-        // is known to be ours.
+        // Any process that can open the directory can lock it. Restrict access only when the
+        // directory is known to be kpx's.
         let closed = fs::set_permissions(root, Permissions::from_mode(0o700));
         closed.with_context(|| format!("restrict access to {}", root.display()))?;
         for dir in [this.maps(), this.links()] {
@@ -95,24 +96,25 @@ impl Pins {
         Ok(this)
     }
 
-    /// Returns true if the folder goes with this container and no other process sees it.
+    /// Returns true if the directory disappears with this container and is invisible to other
+    /// containers.
     pub fn is_ours_alone(&self) -> bool {
         self.bpf_fs == BpfFs::Container
     }
 
-    /// Returns true if the folder's lifetime is unknown.
+    /// Returns true if the directory's lifetime is unknown.
     pub(super) fn is_of_unknown_owner(&self) -> bool {
         self.bpf_fs == BpfFs::Unknown
     }
 
-    /// Returns true if this process could open objects by id when it opened the folder, before it
-    /// gave up privileges. The next start has the same privileges, because it is started in the
-    /// same way.
+    /// Returns true if this process could open objects by id when it opened the directory, before
+    /// it gave up privileges. The next start has the same privileges if it is started in the same
+    /// way.
     pub fn may_open_by_id(&self) -> bool {
         self.may_open_by_id
     }
 
-    /// Returns the folder of the maps' pins below the root.
+    /// Returns the directory of the maps' pins below `root`.
     pub fn maps_in(root: &Path) -> PathBuf {
         root.join(format!("v{LAYOUT}")).join("maps")
     }
@@ -125,7 +127,7 @@ impl Pins {
         self.dir.join("maps")
     }
 
-    /// Checks the network namespace: interface indexes are valid only there.
+    /// Checks the network namespace, because interface indexes are valid only in their namespace.
     fn check_netns(&self) -> Result<()> {
         let ours = net::namespace()?;
         let path = self.dir.join(NETNS);
@@ -144,7 +146,7 @@ impl Pins {
         Ok(())
     }
 
-    /// Plans where each map of an object that outlives the agent is opened or created. Returns an
+    /// Plans where to open or create each map of the object that outlives the agent. Returns an
     /// error if an existing map does not match. `size` overrides the object's sizes.
     pub(super) fn plan(
         &self,
@@ -200,9 +202,9 @@ pub(super) struct PinPath {
     pub(super) name: String,
     pub(super) entries: u32,
     path: PathBuf,
-    /// The current path of the map, or the path to create it at.
+    /// The current path of the map, or the path at which to create it.
     pub(super) target: PathBuf,
-    /// The maps of other sizes that this map replaces.
+    /// The paths of maps with other sizes that this map replaces.
     sources: Vec<PathBuf>,
 }
 
@@ -294,9 +296,10 @@ pub fn remove(root: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
         names(root)?.into_iter().partition(|name| is_layout(name));
     for layout in layouts {
         let dir = root.join(&layout);
-        // Ingress goes before egress: otherwise flows open without translation of their replies.
+        // Ingress goes before egress: otherwise flows would open without translation of their
+        // replies.
         let mut links = names(&dir.join("links"))?;
-        // For the same reason, programs that translate `connect` go first.
+        // For the same reason, programs that translate `connect` are detached first.
         links.sort_by_key(|name| !name.ends_with("ingress") && !translates(name));
         for link in links {
             remove_pin(&dir.join("links").join(&link))?;
@@ -321,7 +324,7 @@ pub fn remove(root: &Path, removed: &mut dyn FnMut(String)) -> Result<()> {
     }
 }
 
-/// Returns true for the folder of a layout. Other content is not ours to remove.
+/// Returns true for the directory of a layout. kpx does not remove other content.
 fn is_layout(name: &str) -> bool {
     name.strip_prefix('v')
         .is_some_and(|number| number.parse::<u32>().is_ok())
@@ -331,8 +334,8 @@ pub(super) fn remove_pin(path: &Path) -> Result<()> {
     fs::remove_file(path).with_context(|| format!("remove the pin {}", path.display()))
 }
 
-/// Locks a folder of pins against other kpx processes while the result lives. Returns `None` if the
-/// folder is missing.
+/// Locks a directory of pins against other kpx processes while the result lives. Returns `None` if
+/// there is no such directory.
 pub fn lock_if_there(root: &Path) -> Result<Option<Flock<File>>> {
     if !root.exists() {
         return Ok(None);
@@ -341,9 +344,9 @@ pub fn lock_if_there(root: &Path) -> Result<Option<Flock<File>>> {
     lock(root).map(Some)
 }
 
-/// Returns an error unless only this user can have written to the folder. On a BPF file system
-/// mounted without a mode, any user can create the folder with links to other places in it. The
-/// operator may also have given another folder.
+/// Returns an error unless only this user can have written to the directory. On a BPF file system
+/// mounted without a mode, any user can create the directory and put links to other places in it.
+/// The operator may also have given another directory.
 fn trust(root: &Path) -> Result<()> {
     let metadata =
         fs::symlink_metadata(root).with_context(|| format!("look at {}", root.display()))?;
@@ -366,13 +369,13 @@ fn lock(root: &Path) -> Result<Flock<File>> {
     lock.with_context(|| format!("another kpx is using {}", root.display()))
 }
 
-/// Returns an error if a folder of pins serves another network namespace: its other objects are
-/// there.
+/// Returns an error if a directory of pins serves another network namespace, where its devices and
+/// filters are.
 pub fn check_netns(root: &Path) -> Result<()> {
     let ours = net::namespace()?;
     for layout in names(root)? {
         let dir = root.join(layout);
-        // An interrupted start leaves no link.
+        // An interrupted start leaves no such link.
         let Ok(theirs) = fs::read_link(dir.join(NETNS)) else {
             continue;
         };
@@ -386,7 +389,7 @@ pub fn check_netns(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names in a folder, sorted; empty if the folder is missing.
+/// Returns the names in a directory, sorted; empty if there is no such directory.
 pub(super) fn names(dir: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,17 +1,17 @@
-//! Sets idle timeouts by the fill of the flow table.
+//! Shortens idle timeouts as the flow table fills up.
 
 use proxy_common::addr::Proto;
 use proxy_common::flow::{State, Timeouts};
 
-/// The fill of a flow table with flows that cannot be evicted.
+/// How full a flow table is with flows that cannot be evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum Pressure {
     #[default]
     None,
-    /// Four fifths: timeouts are halved, to at most 67 minutes for a TCP connection.
+    /// At least 80 % full: timeouts are halved, to at most 67 minutes for a TCP connection.
     High,
-    /// 19 in 20: timeouts are quartered, to at most 33 minutes for a TCP connection, and sweeps run
-    /// without pause.
+    /// At least 95 % full: timeouts are quartered, to at most 33 minutes for a TCP connection, and
+    /// sweeps run without pauses.
     Emergency,
 }
 
@@ -28,7 +28,7 @@ impl Pressure {
         }
     }
 
-    /// Returns the idle timeout of a flow in this state.
+    /// Returns the idle timeout of a flow in this state, in seconds.
     pub(super) fn timeout_secs(self, state: State, proto: Proto, timeouts: Timeouts) -> u32 {
         match self {
             Self::None => state.timeout_secs(proto, timeouts),
@@ -38,9 +38,9 @@ impl Pressure {
     }
 }
 
-/// Returns timeouts that let a full table drain within the hour: the operator's longer timeouts
-/// apply while there is room. An established connection outlives the 2 h after which keep-alives
-/// start (RFC 9293 §3.8.4).
+/// Returns timeouts that let a full table drain within the hour; longer timeouts of the operator
+/// apply below this pressure. Before the division, an established connection outlives the 2 h after
+/// which keep-alives start (RFC 9293 §3.8.4).
 fn at_most(timeouts: Timeouts) -> Timeouts {
     Timeouts {
         tcp_established: timeouts.tcp_established.min(8_100),

@@ -17,19 +17,19 @@ use proxy_common::share;
 use crate::flows::{read, remove};
 use crate::maps::{FamilyNames, lend, take};
 
-/// The entries below which a client is far from any limit; its count is then corrected only after
-/// the sweep has closed a flow of that client.
+/// The number of entries below which a client's count is corrected only after the sweep has closed
+/// one of its flows: such a client is far from any limit.
 const MANY: u32 = 64;
 
 pub(crate) struct Shares<A: FamilyNames> {
     clients: HashMap<MapData, A, u32>,
     lasting: Array<MapData, u32>,
     frontends: HashMap<MapData, FrontendKey<A>, Frontend<A>>,
-    /// The namespaces of service ports with flows, which outlive the Service.
+    /// The namespaces of service ports with flows. They are kept after the Service is deleted.
     known: BTreeMap<FrontendKey<A>, Namespace>,
 }
 
-/// The entries of live flows that are not half-open, counted by a walk.
+/// The number of entries of live flows that are not half-open, counted by a scan.
 pub(crate) struct Held<A: Addr> {
     clients: BTreeMap<A, Holding>,
     services: BTreeMap<FrontendKey<A>, Holding>,
@@ -58,7 +58,7 @@ impl<A: FamilyNames> Held<A> {
         }
     }
 
-    /// Counts a remaining flow, by its opener's entry.
+    /// Counts a remaining flow by its original-direction entry (the "opener").
     pub(crate) fn add(&mut self, opener: &Flow<A>, proto: Proto) {
         let entries = opener.counted_entries(proto);
         if entries > 0 {
@@ -73,7 +73,7 @@ impl<A: FamilyNames> Held<A> {
         }
     }
 
-    /// Notes a flow that the sweep closed.
+    /// Records a flow that the sweep closed.
     pub(crate) fn swept(&mut self, opener: &Flow<A>) {
         self.note(
             opener,
@@ -107,7 +107,7 @@ impl<A: FamilyNames> Shares<A> {
         })
     }
 
-    /// Returns the holdings of clients, and of namespaces under their reserved keys.
+    /// Returns the entries held by clients, and by namespaces under their reserved keys.
     fn holders(&mut self, held: Held<A>) -> Result<BTreeMap<A, Holding>> {
         let mut holders = held.clients;
         self.known
@@ -131,8 +131,8 @@ impl<A: FamilyNames> Shares<A> {
         Ok(holders)
     }
 
-    /// Writes the counts of a walk through a table with `room` entries. The next walk counts flows
-    /// that opened or ended since.
+    /// Writes the counts of a scan of a table with a capacity of `room` entries. The next scan
+    /// counts flows that opened or closed since.
     pub(crate) fn correct(&mut self, held: Held<A>, room: u32) -> Result<()> {
         let name = A::MAPS.lasting;
         let total = held.entries;
@@ -154,7 +154,7 @@ impl<A: FamilyNames> Shares<A> {
                     .with_context(|| format!("write {name}"))?;
             }
         }
-        // While no client can exceed its share, a row without flows is harmless.
+        // While no client can exceed its share, the row of a client without flows is harmless.
         if share::is_ample(total, room) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Sets the maps' sizes in entries, and names the flag to raise when a map is full.
+//! Determines the maps' sizes in entries, and names the flag to raise when a map is full.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use proxy_common::names;
 use tracing::debug;
 
 /// The sizes of each family's maps, as the operator sets them. `None` means a size by the machine's
-/// memory if known, else the object's size.
+/// memory, or the object's size if the memory is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
-    /// The number of flows; each takes two entries or four.
+    /// The number of flows. Each flow takes two or four entries.
     pub flows: Option<u32>,
     /// The number of frontends and service ports, and of the rows kept for them.
     pub services: Option<u32>,
@@ -25,12 +25,12 @@ pub struct Sizes {
     pub memory: Option<u64>,
 }
 
-/// The wanted entries of a map.
+/// The wanted size of a map, in entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MapSize {
     pub(super) entries: u32,
-    /// Set if the operator gave no size. A larger existing map then keeps its size, so less memory
-    /// loses no entry.
+    /// True if the operator gave no size. A larger existing map then keeps its size, so a machine
+    /// with less memory loses no entry.
     pub(super) or_more: bool,
 }
 
@@ -38,16 +38,16 @@ pub(super) struct MapSize {
 const SERVICES: &str = "--service-table-size";
 const ENDPOINTS: &str = "--endpoint-table-size";
 
-/// The growth of a table with the machine's memory.
+/// How a table grows with the machine's memory.
 struct Growth {
-    /// The bytes of memory for one entry.
+    /// The bytes of memory per entry.
     bytes: u64,
     min: u64,
     max: u64,
 }
 
-/// The kernel allocates flow tables when they are created, so small machines give them only a part:
-/// 0.5 % of memory in each family.
+/// The kernel allocates flow tables when they are created, so they get only a part of memory: 0.5 %
+/// in each family.
 const FLOWS: Growth = Growth {
     bytes: 64 << 10,
     min: 1 << 17,
@@ -56,16 +56,15 @@ const FLOWS: Growth = Growth {
 /// The kernel preallocates these tables' hashes, and one table's rows: up to 0.3 % of memory in
 /// each family.
 ///
-/// 56 KiB instead of 64 KiB, because `MemTotal` is less than the installed memory: a machine of 16
-/// GiB has room for 100,000 Services with one port. Flow tables cost more and get no such
-/// allowance.
+/// 56 KiB instead of 64 KiB, because `MemTotal` is less than the installed memory: with 16 GiB,
+/// 100,000 Services with one port fit. Flow tables cost more and get no such allowance.
 const OF_SERVICES: Growth = Growth {
     bytes: 56 << 10,
     min: 1 << 16,
     max: 1 << 18,
 };
-/// The kernel preallocates only the hashes: 0.1 % of memory in each family. A machine of 16 GiB has
-/// room for 250,000 endpoints.
+/// The kernel preallocates only the hashes: 0.1 % of memory in each family. With 16 GiB, 250,000
+/// endpoints fit.
 const OF_ENDPOINTS: Growth = Growth {
     bytes: 28 << 10,
     min: 1 << 18,
@@ -73,7 +72,7 @@ const OF_ENDPOINTS: Growth = Growth {
 };
 
 impl Sizes {
-    /// Adds this machine's memory, which sizes the tables that the operator left unset.
+    /// Adds this machine's memory, which determines the sizes that the operator did not set.
     pub fn of_this_machine(self) -> Self {
         let memory = Meminfo::current()
             .inspect_err(|error| debug!(%error, "cannot read the machine's memory"));
@@ -83,7 +82,7 @@ impl Sizes {
         }
     }
 
-    /// Returns the size of each map that differs from the object's value.
+    /// Returns the sizes of maps that differ from the object's sizes.
     pub(super) fn map_sizes(self) -> BTreeMap<&'static str, MapSize> {
         let size = |given: Option<u32>, growth: &Growth| {
             let derived = || {
@@ -125,7 +124,7 @@ impl Sizes {
     }
 }
 
-/// Returns the half-open flows for which a table of `flows` entries has room.
+/// Returns the number of half-open flows that fit into a flow table of `flows` entries.
 pub(super) fn half_open_places(flows: u32) -> u32 {
     (flows / Flow::<Addr4>::ENTRIES_MAX).max(1)
 }
@@ -138,7 +137,7 @@ impl MapSize {
         }
     }
 
-    /// Returns the entries of a map, given the entries of existing maps.
+    /// Returns the size of a map, given the sizes of existing maps.
     pub(super) fn beside(self, there: impl Iterator<Item = u32>) -> u32 {
         let largest = there.max().filter(|_| self.or_more);
         largest.unwrap_or(0).max(self.entries)
@@ -148,13 +147,13 @@ impl MapSize {
 impl Growth {
     fn entries(&self, memory: u64) -> u32 {
         let entries = (memory / self.bytes).clamp(self.min, self.max);
-        // The kernel rounds the number of buckets to a power of two.
+        // The kernel rounds the number of buckets up to a power of two.
         1 << entries.ilog2()
     }
 }
 
-/// Returns the error of a refused write to an agent's table. The error of a full map names the flag
-/// that enlarges it.
+/// Returns the error for a refused write to one of the agent's tables. The error for a full map
+/// names the flag that enlarges the map.
 pub(super) fn refused(error: MapError, name: &str) -> anyhow::Error {
     if !is_full(&error) {
         return anyhow::Error::from(error).context(format!("write {name}"));
@@ -166,7 +165,7 @@ pub(super) fn refused(error: MapError, name: &str) -> anyhow::Error {
     anyhow::Error::from(error).context(format!("{name} is full: start kpx with a larger {flag}"))
 }
 
-/// Returns true if the map is full. Hashes report E2BIG, tries ENOSPC.
+/// Returns true if the map is full. Hash maps report E2BIG, LPM tries ENOSPC.
 pub(super) fn is_full(error: &MapError) -> bool {
     const E2BIG: i32 = 7;
     const ENOSPC: i32 = 28;

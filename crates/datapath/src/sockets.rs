@@ -1,4 +1,4 @@
-//! Attaches, maintains and removes the cgroup programs that translate sockets which dial services
+//! Attaches, maintains and removes the cgroup programs that translate the destinations of sockets
 //! (`--socket-lb`).
 
 mod cgroup;
@@ -30,17 +30,17 @@ pub use stale::StaleSockets;
 /// The sockets that the programs translate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Includes the sockets of all network namespaces, not only this one.
+    /// Includes the sockets of all network namespaces instead of only this namespace.
     pub everywhere: bool,
     /// Includes the TCP sockets of selected pods: see [`PodSockets`].
     pub pods: bool,
     /// Includes UDP sockets.
     pub udp: bool,
-    /// Lets packet programs serve the sockets if these programs fail.
+    /// Lets packet programs serve the sockets if the socket programs fail.
     pub is_optional: bool,
 }
 
-/// The programs' global variables, set at load.
+/// The programs' global variables, which are set at load.
 pub(super) struct SocketGlobals {
     netns: u64,
     flags: u32,
@@ -96,8 +96,8 @@ fn is_supported(helper: BpfHelper) -> Result<bool> {
         .with_context(|| format!("probe the kernel for {helper:?} in socket programs"))
 }
 
-/// Returns the names of the requested programs. The programs that show the dialled address come
-/// first: every translated socket needs them.
+/// Returns the names of the requested programs. The programs that show the dialled address
+/// (`getpeername`, `recvmsg`) come first, because every translated socket needs them.
 pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
     let all = names::SOCKETS
         .into_iter()
@@ -119,13 +119,13 @@ fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSockAddr>
         .with_context(|| format!("program {name}"))
 }
 
-/// Returns the maps that these programs do not use. Unused maps get no pins.
+/// Returns the unused maps, which get no pins.
 pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
     let dialled = names::DIALLED.into_iter().filter(|_| options.is_none());
     dialled.chain(unused_tables(options)).collect()
 }
 
-/// Returns the unused tables, which get no room.
+/// Returns the unused tables, which get the minimum size.
 pub(super) fn unused_tables(options: Option<SocketOptions>) -> impl Iterator<Item = &'static str> {
     let (has_udp, has_pods) = options.map_or((false, false), |options| (options.udp, options.pods));
     let udp = [names::IPV4.udp_sockets, names::IPV6.udp_sockets]
@@ -141,7 +141,7 @@ pub struct SocketsStatus {
     /// The scope: `host` or `all`.
     pub scope: String,
     pub udp: bool,
-    /// True if selected pods are served too: see `pods` in the agent's status.
+    /// True if selected pods are included: see `pods` in the agent's status.
     #[serde(default)]
     pub pods: bool,
     /// The cgroup that contains the translated sockets.
@@ -155,9 +155,9 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Attaches the loaded programs to a cgroup and removes a predecessor's. Each program is
-    /// attached before its predecessor is removed, so every call passes a program. The second
-    /// program leaves a socket alone that the first has translated.
+    /// Attaches the loaded programs to a cgroup and removes a predecessor's programs. Each program
+    /// is attached before its predecessor is removed, so every call passes a program. A program
+    /// skips sockets that another program has translated.
     pub(super) fn attach(
         ebpf: &mut Ebpf,
         pins: &Pins,
@@ -191,7 +191,7 @@ impl Sockets {
         }
     }
 
-    /// Returns the served sockets, in the words of `--socket-lb`.
+    /// Returns the scope in the words of `--socket-lb`.
     pub(super) fn served(&self) -> String {
         let auto = if self.options.is_optional {
             "auto: "
@@ -218,7 +218,7 @@ impl Sockets {
         }
     }
 
-    /// Attaches missing programs again and returns their number.
+    /// Attaches missing programs again. Returns their number.
     pub(super) fn repair(&mut self, ebpf: &mut Ebpf, pins: &Pins) -> Result<u64> {
         let attached = attached()?;
         let mut missing = Vec::new();
@@ -265,7 +265,7 @@ impl Sockets {
         }
         link.pin(&next)
             .with_context(|| format!("pin the link of {name}"))?;
-        // The rename replaces the predecessor's pin, which frees its link.
+        // The rename replaces the predecessor's pin, so the kernel frees the predecessor's link.
         fs::rename(&next, &path).with_context(|| format!("rename {}", next.display()))?;
         let pinned = PinnedLink::from_pin(&path)
             .with_context(|| format!("open the pin {}", path.display()))?;
@@ -274,8 +274,8 @@ impl Sockets {
     }
 }
 
-/// Attaches with other programs allowed. Up to Linux 7.2 links always allow other programs, and the
-/// kernel refuses the flag (EINVAL). Later kernels require the flag.
+/// Attaches a program next to other programs. Up to Linux 7.2 links always allow other programs,
+/// and the kernel refuses the flag (EINVAL). Later kernels require the flag.
 fn attach_beside_others(
     program: &mut CgroupSockAddr,
     cgroup: &Cgroup,
@@ -290,8 +290,8 @@ fn attach_beside_others(
 
 const EINVAL: i32 = 22;
 
-/// Removes a predecessor's links and maps for sockets outside these options. Attaching the
-/// remaining programs removes links of single programs.
+/// Removes a predecessor's links and maps that these options do not need. Attaching the remaining
+/// programs replaces single links.
 pub(super) fn remove_unused(pins: &Pins, options: Option<SocketOptions>) -> Result<()> {
     if options.is_none() {
         remove_links(pins, |_| false)?;
@@ -308,7 +308,7 @@ pub(super) fn remove_unused(pins: &Pins, options: Option<SocketOptions>) -> Resu
         .try_for_each(|pin| remove_pin(&pins.maps().join(pin)))
 }
 
-/// Removes links, translating programs first: see [`programs`].
+/// Removes links, those of translating programs first: see [`programs`].
 fn remove_links(pins: &Pins, keeps: impl Fn(&str) -> bool) -> Result<()> {
     let mut links = pins::names(&pins.links())?;
     links.retain(|pin| is_pin(pin) && !keeps(pin));
@@ -339,7 +339,7 @@ pub(super) fn is_pin(name: &str) -> bool {
 
 const PREFIX: &str = "socket-";
 
-/// Returns the ids of the programs in this process's cgroup links. A detached link, and a link of a
+/// Returns the ids of the programs in this process's cgroup links. A detached link, or a link of a
 /// removed cgroup, has no cgroup id.
 fn attached() -> Result<BTreeSet<u32>> {
     let links = open_links()?;

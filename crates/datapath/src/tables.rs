@@ -23,13 +23,13 @@ use table::{Table, deleted};
 
 mod table;
 
-/// A store of tables: the kernel's maps, or a test's.
+/// A store of tables: the kernel's maps, or a test's store.
 pub trait Maps {
     fn read(&self) -> Result<Tables>;
     fn apply(&mut self, change: &Change) -> Result<()>;
 
-    /// Makes changes in order, up to a refused change. Returns the number of changes made, and the
-    /// error.
+    /// Applies changes in order until one is refused. Returns the number of applied changes, and
+    /// the error.
     fn apply_all(&mut self, changes: &[Change]) -> (usize, Result<()>) {
         for (made, change) in changes.iter().enumerate() {
             if let Err(error) = self.apply(change) {
@@ -47,7 +47,7 @@ pub struct KernelTables {
     /// The number of deletions of endpoints and frontends. Flows of an older generation must
     /// recheck their backend.
     generation: Array<MapData, u32>,
-    /// Notified with every new generation.
+    /// Notified of every new generation.
     endpoints_removed: Arc<Notify>,
 }
 
@@ -84,8 +84,8 @@ impl Maps for KernelTables {
         }
     }
 
-    /// Makes changes in batches of one kind. After a stopped batch the next change is made alone:
-    /// that call reports a lasting error, or succeeds because the row is already as wanted.
+    /// Applies changes in batches of one kind. After a stopped batch the next change is applied by
+    /// itself: this reports a lasting error, or succeeds because the row is already as wanted.
     fn apply_all(&mut self, changes: &[Change]) -> (usize, Result<()>) {
         let mut made = 0;
         while let Some(change) = changes.get(made) {
@@ -105,7 +105,7 @@ impl Maps for KernelTables {
     }
 }
 
-/// Returns true if the change may end a backend's service for a frontend.
+/// Returns true if the change may remove a backend from a frontend.
 fn ends_flows(change: &Change) -> bool {
     fn ends<A: Addr>(change: &FamilyChange<A>) -> bool {
         use FamilyChange::{DelEndpoint, DelFrontend, MoveFrontend};
@@ -118,8 +118,8 @@ fn ends_flows(change: &Change) -> bool {
 }
 
 impl KernelTables {
-    /// Makes the leading run of `changes` of one kind in a batch. Returns their number, or zero if
-    /// batching is impossible.
+    /// Applies the leading `changes` of one kind in a batch. Returns their number; 0 if batches are
+    /// impossible.
     fn apply_batch(&mut self, changes: &[Change]) -> usize {
         match changes {
             [Change::V4(_), Change::V4(_), ..] => {
@@ -211,7 +211,7 @@ impl<A: FamilyNames> Family<A> {
         }
     }
 
-    /// Makes the leading run of `changes` of one kind. Returns their number.
+    /// Applies the leading `changes` of one kind. Returns their number.
     fn apply_batch<'a>(&mut self, changes: impl Iterator<Item = &'a FamilyChange<A>>) -> usize {
         let mut changes = changes.peekable();
         match changes.peek() {

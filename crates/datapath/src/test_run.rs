@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 
-/// The `struct __sk_buff` (linux/bpf.h) that a program gets with a packet.
+/// The `struct __sk_buff` (linux/bpf.h) that a program receives with a packet.
 #[derive(Clone, Debug)]
 pub struct SkBuff([u8; LEN]);
 
@@ -16,7 +16,7 @@ pub struct Field(usize);
 impl Field {
     pub const MARK: Self = Self(8);
     pub const INGRESS_IFINDEX: Self = Self(36);
-    /// The kernel selects the device by this field.
+    /// The index of the device on which the kernel runs the program.
     pub const IFINDEX: Self = Self(40);
     pub const GSO_SEGS: Self = Self(164);
     pub const GSO_SIZE: Self = Self(176);
@@ -24,14 +24,12 @@ impl Field {
     pub const CB: [Self; 5] = [Self(48), Self(52), Self(56), Self(60), Self(64)];
 }
 
-/// The result of a program's run.
 #[derive(Clone, Debug)]
 pub struct RunOutput {
-    /// The action (linux/pkt_cls.h).
+    /// The returned action (linux/pkt_cls.h).
     pub action: i32,
-    /// The length of the resulting packet, at the start of `out`.
+    /// The length of the resulting packet, which is at the start of `out`.
     pub len: usize,
-    /// The context after the run.
     pub context: SkBuff,
 }
 
@@ -52,8 +50,8 @@ impl SkBuff {
     }
 }
 
-/// Runs `program` once and cuts the packet off after `out`'s length. Without a context the packet
-/// is on lo, which the kernel accepts in no other form.
+/// Runs `program` once. Truncates the resulting packet to the length of `out`. Without a context
+/// the packet is on lo, which the kernel accepts in no other form.
 pub fn test_run(
     program: &SchedClassifier,
     packet: &[u8],

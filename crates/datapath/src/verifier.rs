@@ -1,4 +1,4 @@
-//! Loads programs through the verifier: several at once, and despite signals.
+//! Loads programs through the verifier: several at the same time, and despite signals.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -10,15 +10,16 @@ use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader, VerifierLogLevel};
 use nix::libc::EAGAIN;
 
-/// The attempts, as in libbpf (`PROG_LOAD_ATTEMPTS`). aya calls the kernel twice in each.
+/// The maximum number of attempts, as in libbpf (`PROG_LOAD_ATTEMPTS`). In each, aya calls the
+/// kernel twice.
 const ATTEMPTS: usize = 5;
 
-/// Returns a loader with a log level that fits programs of kpx's size.
+/// Returns a loader with a log level that suits programs of kpx's size.
 #[must_use]
 pub fn loader<'a>() -> EbpfLoader<'a> {
     let mut loader = EbpfLoader::new();
     // aya reloads a refused program with a log. A log of every step takes megabytes and several
-    // times as long, even if only a signal stopped the load, and an operator reads only its last
+    // times as long, even if only a signal stopped the load, and an operator needs only its last
     // line. STATS logs only that line. (`cargo xtask verify` shows all steps.)
     loader.verifier_log_level(VerifierLogLevel::STATS);
     loader
@@ -38,12 +39,13 @@ pub fn load(mut program: impl FnMut() -> Result<(), ProgramError>) -> Result<(),
     result
 }
 
-/// The programs verified at once. The largest program takes half of the total time, so more threads
-/// gain little, and each needs verifier memory, which counts towards the container's limit.
+/// The programs verified at the same time. The largest program takes half of the total time, so
+/// more threads gain little, and each needs verifier memory, which counts towards the container's
+/// limit.
 const LOADERS: usize = 2;
 
-/// Loads programs by name, several at once. Verification takes most of a start, and runs without a
-/// kernel lock for privileged users.
+/// Loads programs by name, several at the same time. Verification takes most of a start, and holds
+/// no kernel lock for privileged users.
 pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
     let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     let wanted = names.iter().map(|&name| {
@@ -67,7 +69,7 @@ pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
         .min(LOADERS)
         .saturating_sub(1);
     thread::scope(|scope| {
-        // If no thread can be spawned, this thread loads everything.
+        // If no thread can be spawned, this thread loads all programs.
         let spawn = || thread::Builder::new().spawn_scoped(scope, work).ok();
         let others: Vec<_> = iter::repeat_with(spawn).take(others).flatten().collect();
         let here = work();
@@ -98,8 +100,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs [`load`] on a program that the kernel refuses with these errnos in turn. Returns the
-    /// last errno and the number of attempts.
+    /// Runs [`load`] on a program that the kernel refuses with these error numbers in turn. Returns
+    /// the last error number and the number of attempts.
     fn refused(errnos: &[i32]) -> (Option<i32>, usize) {
         let mut tried = 0;
         let result = load(|| {

@@ -1,5 +1,5 @@
-//! Checks that devices still carry their programs. Any privileged process can delete a qdisc or a
-//! filter, or detach a link.
+//! Checks that programs are still attached to their devices. Any privileged process can delete a
+//! qdisc or a filter, or detach a link.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::links::{Fields, open_links};
 use proxy_net::Handle;
 use proxy_net::filter::{self, Filter, Hook};
 
-/// A device that lacks a program it was given.
+/// A program that is missing on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissingProgram {
     pub ifindex: u32,
@@ -22,9 +22,9 @@ pub struct MissingProgram {
 /// A TCX link: interface index, hook, program id.
 type TcxLink = (u32, Hook, u32);
 
-/// Returns our programs that are no longer on their devices. Each clsact device costs two requests.
-/// All TCX devices together cost one read of our own fdinfo, which takes no privilege; a query of a
-/// device takes `CAP_SYS_ADMIN`. `id` returns the id of a loaded program.
+/// Returns kpx's programs that are missing on their devices. Each clsact device costs two requests.
+/// All TCX devices together cost one read of this process's fdinfo, which needs no privilege; a
+/// query of a device requires `CAP_SYS_ADMIN`. `id` returns the id of a loaded program.
 pub(super) async fn missing(
     handle: &Handle,
     devices: &BTreeMap<u32, Attached>,
@@ -68,7 +68,7 @@ pub(super) async fn missing(
     Ok(missing)
 }
 
-/// Returns the hooks of this process's TCX links. A detached link, and a link of a missing device,
+/// Returns the hooks of this process's TCX links. A detached link, or a link of a removed device,
 /// has interface index 0.
 fn tcx_links() -> Result<BTreeSet<TcxLink>> {
     Ok(open_links()?.iter().filter_map(tcx_link).collect())
@@ -78,8 +78,8 @@ fn tcx_link(fields: &Fields) -> Option<TcxLink> {
     if fields.get("link_type")? != "tcx" {
         return None;
     }
-    // The field reads `46 (ingress)`, with other words on other kernels: BPF_TCX_INGRESS and
-    // BPF_TCX_EGRESS of linux/bpf.h.
+    // The field reads `46 (ingress)`, with other words on other kernels. The numbers are
+    // BPF_TCX_INGRESS and BPF_TCX_EGRESS of linux/bpf.h.
     let hook = match fields.get("attach_type")?.split(' ').next()? {
         "46" => Hook::Ingress,
         "47" => Hook::Egress,

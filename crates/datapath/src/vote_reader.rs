@@ -1,4 +1,4 @@
-//! Reads the evidence against backends, independent of the sweeps.
+//! Reads the evidence that backends fail to answer, independent of the sweeps.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use super::clock::boot_ns;
 use super::maps::FamilyNames;
 use crate::sys::map_walk::Walk;
 
-/// The rows in a read.
+/// The number of rows in a read.
 const BATCH: usize = 512;
 
 /// A reader of the backends that have failed since their last answer, or were recently sent a SYN.
-/// It does not wait for a sweep.
+/// Reads do not wait for a sweep.
 #[derive(Debug)]
 pub struct VoteReader {
     v4: Walk<EndpointKey<Addr4>, Connects>,
@@ -26,7 +26,7 @@ pub struct VoteReader {
 }
 
 impl VoteReader {
-    /// Opens the maps. Call this before they are taken out of `ebpf`.
+    /// Opens the maps. Call this before the maps are taken out of `ebpf`.
     pub(super) fn new(ebpf: &Ebpf) -> Result<Self> {
         Ok(Self {
             v4: walk(ebpf)?,
@@ -38,7 +38,7 @@ impl VoteReader {
     /// and the time of the read in nanoseconds since boot. A backend that answers before its row is
     /// read has no unanswered SYN.
     pub fn read(&mut self, asks_for: impl Fn(&Path) -> bool) -> Result<(Readings, u64)> {
-        // Read the clock before the walk: a slow agent must not make backends look slow.
+        // Read the clock before the scan, so that a slow agent does not make backends look slow.
         let boot_ns = boot_ns()?;
         let now_secs =
             u32::try_from(boot_ns / 1_000_000_000).context("the boot clock is past 2^32 s")?;
@@ -78,7 +78,7 @@ fn add<A: FamilyNames>(
                 Asked::PROTO if is_old(&row) => {}
                 Asked::PROTO => drop(asked.insert(path, row)),
                 Proto::TCP => counted.push((path, row)),
-                // A datagram needs no answer, so rows of UDP hold no evidence.
+                // UDP needs no answer, so rows of UDP contain no evidence.
                 _ => {}
             }
         }

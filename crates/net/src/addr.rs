@@ -16,9 +16,9 @@ use super::sysctl;
 
 /// Returns the node's primary address of a family.
 ///
-/// `preferred` are the addresses that the cluster or the operator gives: the first that is on a
-/// device counts, else the first. Without a preferred address of this family, the address of the
-/// default route's device counts, else the address of the first device that is not a pod's.
+/// `preferred` are the addresses that the cluster or the operator gives. The first that a device
+/// has counts, else the first. If none has this family, the address of the default route's device
+/// counts, else of the first device that is not a pod's.
 pub fn node_address<A: Addr>(
     links: &BTreeMap<u32, Link>,
     preferred: &[IpAddr],
@@ -40,9 +40,9 @@ pub fn node_address<A: Addr>(
     on_default_route.or_else(|| devices.filter_map(device_address).next())
 }
 
-/// Returns the address from which the host sends through a device: the address with the widest
-/// network, and of these the lowest. Addresses that move between nodes (keepalived, kube-vip)
-/// usually have the full prefix length.
+/// Returns the address from which the host sends through a device: the address with the shortest
+/// prefix, and among equal prefixes the lowest address. Addresses that move between nodes
+/// (keepalived, kube-vip) usually have the full prefix length.
 pub fn device_address<A: Addr>(link: &Link) -> Option<A> {
     let addrs = link
         .addrs
@@ -77,7 +77,7 @@ pub async fn default_route<A: Addr>(handle: &Handle) -> anyhow::Result<Option<u3
     );
     match defaults.await {
         Ok(defaults) => Ok(defaults.into_iter().min().map(|(_, device)| device)),
-        // A namespace without routes has no table.
+        // A network namespace without routes has no table.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => {
             Err(error).with_context(|| format!("list the default routes of {}", A::FAMILY))

@@ -1,5 +1,5 @@
-//! Maintains the anchor, kpx's own veth pair. A program there handles packets of this host's
-//! sockets to Services before they are routed.
+//! Maintains the anchor, kpx's own veth pair: the near end [`NAME`] and the far end [`PEER`]. A
+//! program there handles packets of this host's sockets to Services before they are routed.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,13 +17,14 @@ use super::netlink::Handle;
 use super::role::{Role, role};
 use super::sysctl;
 
-/// The name of the end that carries the service routes.
+/// The name of the near end, through which the service routes go.
 pub const NAME: &str = "kpx0";
-/// The name of the other end. No packet may ever leave it.
+/// The name of the far end. No packet may ever leave it.
 pub const PEER: &str = "kpx1";
 
-/// Locally administered addresses, "kpx". All hosts may share them, because no packet leaves the
-/// host with them. kpx sets them explicitly: udev later replaces an address that the kernel chose.
+/// Locally administered addresses: "kpx". All hosts may share these addresses, because no packet
+/// leaves the host with them. kpx sets them explicitly: udev later replaces an address that the
+/// kernel chose.
 const MAC: [u8; 6] = *b"\x02kpx\x00\x00";
 const PEER_MAC: [u8; 6] = *b"\x02kpx\x00\x01";
 
@@ -31,7 +32,7 @@ const PEER_MAC: [u8; 6] = *b"\x02kpx\x00\x01";
 const FAR_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 153, 53);
 
 /// The addresses at which kpx listens for packets that it sent to itself. No router forwards the
-/// dummy address (RFC 7600); the other is kpx's own unique local address (RFC 4193).
+/// IPv4 dummy address (RFC 7600); the IPv6 address is kpx's own unique local address (RFC 4193).
 pub const LISTEN4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 pub const LISTEN6: Ipv6Addr = Ipv6Addr::new(0xfd6b, 0x7078, 0x6b70, 0x7830, 0, 0, 0, 1);
 
@@ -39,15 +40,15 @@ pub const LISTEN6: Ipv6Addr = Ipv6Addr::new(0xfd6b, 0x7078, 0x6b70, 0x7830, 0, 0
 const MIN_MTU: u32 = 1280;
 const DEFAULT_MTU: u32 = 1500;
 
-/// The sysctl that accepts packets from local addresses through lo: the host's packets to backends
-/// that are its own sockets.
+/// The sysctl that accepts packets with a local source address through lo: the host's packets to
+/// backends that are sockets of the host.
 const ACCEPT_LOCAL: &str = "ipv4/conf/lo/accept_local";
-/// The anchor's alias, followed by the value of [`ACCEPT_LOCAL`] before kpx. The value lives
+/// The anchor's alias, followed by the value of [`ACCEPT_LOCAL`] before kpx. The alias lives
 /// exactly as long as the anchor, across restarts of the agent, and any user can read it.
 const ALIAS: &str = "kpx anchor; before it, net.ipv4.conf.lo.accept_local was ";
 
-/// The sysctl that accepts the host's packets from and to loopback addresses when they return to
-/// lo. On any other device it would accept packets of strangers.
+/// The sysctl that accepts the host's packets from and to loopback addresses when they return
+/// through lo. On any other device it would accept such packets from other machines.
 const ROUTE_LOCALNET: &str = "ipv4/conf/lo/route_localnet";
 /// The alias of the far end, followed by the value of [`ROUTE_LOCALNET`] before kpx.
 const FAR_ALIAS: &str = "kpx anchor; before it, net.ipv4.conf.lo.route_localnet was ";
@@ -58,7 +59,7 @@ pub struct Anchor {
     pub mac: [u8; 6],
 }
 
-/// Returns the MTU that fits every uplink of the node; pods' devices do not count.
+/// Returns the smallest MTU of the node's uplinks, in bytes; pods' devices do not count.
 pub fn anchor_mtu(links: &BTreeMap<u32, Link>) -> u32 {
     let ways_out = links
         .values()
@@ -79,7 +80,7 @@ pub fn is_up(links: &BTreeMap<u32, Link>) -> bool {
 }
 
 /// Creates the pair, or corrects the existing pair. `mtu` is in bytes. The second result is the
-/// number of sysctls that had another value.
+/// number of corrected sysctls.
 pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<(Anchor, u64)> {
     let pair = match find(handle).await? {
         Some(pair) => pair,
@@ -107,7 +108,7 @@ pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<(Anchor, u64)> 
     ))
 }
 
-/// Deletes the pair and the routes through it. Does nothing if the pair is missing.
+/// Deletes the pair and the routes through it. Does nothing if there is no pair.
 pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     let Some(pair) = find(handle).await? else {
         return Ok(());
@@ -126,8 +127,8 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
         .with_context(|| format!("delete {NAME}"))
 }
 
-/// Enables or disables lo for the host's packets to loopback addresses. Does nothing if the pair is
-/// missing. Returns the number of sysctls that another program had reset.
+/// Makes lo accept or refuse the host's packets to loopback addresses. Does nothing if there is no
+/// pair. Returns the number of sysctls that another program had reset.
 pub async fn set_localhost(handle: &Handle, serves: bool) -> anyhow::Result<u64> {
     let Some(pair) = find(handle).await? else {
         return Ok(0);
@@ -159,12 +160,11 @@ pub async fn set_localhost(handle: &Handle, serves: bool) -> anyhow::Result<u64>
     Ok(0)
 }
 
-/// Returns the MTU of the pair in bytes, if the pair exists.
+/// Returns the MTU of the pair in bytes; `None` if there is no pair.
 pub async fn present_mtu(handle: &Handle) -> anyhow::Result<Option<u32>> {
     Ok(find(handle).await?.map(|pair| pair.mtu))
 }
 
-/// Returns true if the pair exists.
 pub async fn exists(handle: &Handle) -> anyhow::Result<bool> {
     Ok(find(handle).await?.is_some())
 }
@@ -174,12 +174,12 @@ pub async fn stands(handle: &Handle) -> anyhow::Result<bool> {
     Ok(find(handle).await?.is_some_and(|pair| pair.up))
 }
 
-/// Returns the index of the far end, if the pair exists.
+/// Returns the interface index of the far end; `None` if there is no pair.
 pub async fn far_end(handle: &Handle) -> anyhow::Result<Option<u32>> {
     Ok(find(handle).await?.map(|pair| pair.far))
 }
 
-/// Gives the far end an address that is unreachable and goes with the pair.
+/// Gives the far end an unreachable address, which the kernel removes together with the pair.
 pub async fn address_far_end(handle: &Handle, far_end: u32) -> anyhow::Result<()> {
     match handle
         .address()
@@ -194,8 +194,8 @@ pub async fn address_far_end(handle: &Handle, far_end: u32) -> anyhow::Result<()
     }
 }
 
-/// Gives the near end the addresses to listen at, if the pair exists. The kernel uses neither as
-/// the source of other packets, unless no other device has an address.
+/// Gives the near end the addresses at which kpx listens, if the pair exists. The kernel uses
+/// neither address as the source of other packets, unless no other device has an address.
 pub async fn address_listeners(handle: &Handle) -> anyhow::Result<()> {
     let Some(pair) = find(handle).await? else {
         return Ok(());
@@ -234,7 +234,7 @@ struct Pair {
     /// The value of [`ACCEPT_LOCAL`] before the pair; `None` until it is in the alias.
     accept_local: Option<String>,
     /// The value of [`ROUTE_LOCALNET`] before node ports were served at a loopback address; `None`
-    /// if they are not.
+    /// if no loopback address serves them.
     route_localnet: Option<String>,
 }
 
@@ -316,8 +316,8 @@ async fn get(handle: &Handle, name: &str) -> anyhow::Result<Option<LinkMessage>>
         .with_context(|| format!("look for device {name}"))
 }
 
-/// Configures an end without ARP and IPv6 link-local addresses: the pair sends nothing by itself,
-/// and every packet in it was routed there.
+/// Configures an end without ARP and IPv6 link-local addresses: the kernel sends nothing through
+/// the pair by itself, and every packet in it was routed there.
 async fn configure(handle: &Handle, index: u32, mtu: u32) -> anyhow::Result<()> {
     let mut link = LinkUnspec::new_with_index(index).mtu(mtu).arp(false);
     if sysctl::has_ipv6() {
@@ -336,7 +336,7 @@ async fn set(handle: &Handle, link: LinkMessageBuilder<LinkUnspec>) -> anyhow::R
     Ok(handle.link().set(link.build()).execute().await?)
 }
 
-/// Sets the sysctls. Returns how many had another value.
+/// Sets the sysctls. Returns the number of corrected sysctls.
 fn set_sysctls() -> anyhow::Result<u64> {
     let near4 = |key| (format!("ipv4/conf/{NAME}/{key}"), "1");
     let mut wanted = vec![
@@ -344,7 +344,8 @@ fn set_sysctls() -> anyhow::Result<u64> {
         near4("forwarding"),
         // With this value rp_filter uses the mark of injected packets: see `rule::Rule::Back`.
         near4("src_valid_mark"),
-        // No program handles the packets from the far end: without forwarding they cannot loop.
+        // No program handles packets that arrive at the far end. Without forwarding they cannot
+        // loop.
         (format!("ipv4/conf/{PEER}/forwarding"), "0"),
     ];
     if sysctl::has_ipv6() {

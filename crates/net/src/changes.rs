@@ -1,5 +1,5 @@
-//! Records the changes to this host that neither vanish with kpx's devices nor show their owner.
-//! The record in the run directory precedes each change, so that a later kpx can revert it.
+//! Records the changes to this host that outlive kpx's devices and do not show their owner. kpx
+//! writes the record in the run directory before each change, so that a later start can revert it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{ports, sysctl};
 
-/// A list of changes, in a file.
 #[derive(Clone, Debug)]
 pub struct Changes {
     path: PathBuf,
@@ -23,7 +22,7 @@ struct List {
     /// The boot id. A list from an earlier boot is ignored.
     boot_id: String,
     sysctls: BTreeMap<String, Sysctl>,
-    /// The source ports that were not reserved before kpx, in the kernel's format.
+    /// The source ports that kpx reserved, in the kernel's format.
     reserved_ports: String,
     /// The interface indexes of the devices that got a clsact qdisc.
     qdiscs: BTreeSet<u32>,
@@ -35,14 +34,14 @@ struct Sysctl {
     set: String,
 }
 
-/// The values that another program wants for kernel parameters, by path below `/proc/sys/net`.
+/// The values that another program sets for kernel parameters, by path below `/proc/sys/net`.
 pub type Wanted = BTreeMap<&'static str, String>;
 
 /// The result of reverting a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Undo {
     Removed(String),
-    /// The change that stays, with the reason.
+    /// The change that stays, and why.
     Left(String),
 }
 
@@ -61,7 +60,7 @@ impl Changes {
             return Ok(());
         }
         let earlier = self.read()?.sysctls.remove(key);
-        // The recorded value is from before the first change by any kpx.
+        // The recorded value is from before the first change by any kpx instance.
         let before = earlier
             .as_ref()
             .map_or(now, |earlier| earlier.before.clone());
@@ -87,8 +86,8 @@ impl Changes {
         })
     }
 
-    /// Reserves the source ports that the programs use, so the kernel does not give them to
-    /// sockets. Returns false if all were reserved already.
+    /// Reserves the source ports that the programs use, so the kernel does not assign them to
+    /// sockets. Returns false if all these ports were already reserved.
     pub fn reserve_ports(&self) -> Result<bool> {
         let missing = ports::missing()?;
         if missing.is_empty() {
@@ -117,7 +116,7 @@ impl Changes {
         })
     }
 
-    /// Removes the records of missing devices.
+    /// Removes the records of devices that are gone.
     pub fn keep_qdiscs(&self, is_there: impl Fn(u32) -> bool) -> Result<()> {
         let gone: Vec<u32> = self
             .read()?
@@ -136,8 +135,8 @@ impl Changes {
         Ok(self.read()?.qdiscs)
     }
 
-    /// Reverts the parameters that still have kpx's value, and empties the list. Reports each. A
-    /// value that another program wants stays: `wanted` has these values by key.
+    /// Reverts the parameters that still have kpx's value, calls `done` for each, and empties the
+    /// list. Parameters in `wanted` keep the value that another program sets.
     pub fn undo(&self, wanted: &Wanted, done: &mut dyn FnMut(Undo)) -> Result<()> {
         let list = self.read()?;
         for (key, Sysctl { before, set }) in &list.sysctls {
@@ -191,7 +190,7 @@ impl Changes {
         })
     }
 
-    /// Replaces the file in one step: a crash leaves the old list or the new list.
+    /// Replaces the file atomically: a crash leaves the old list or the new list.
     fn update(&self, change: impl FnOnce(&mut List)) -> Result<()> {
         let mut list = self.read()?;
         change(&mut list);

@@ -1,4 +1,4 @@
-//! Lists and deletes conntrack entries with a translated destination, over netlink.
+//! Lists and deletes conntrack entries with a translated destination through netlink.
 
 pub mod liberal;
 
@@ -21,7 +21,7 @@ use super::netlink::{self, kernel};
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 
-/// Source and destination of one direction of an entry.
+/// The source and destination of one direction of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuple {
     pub src: SocketAddr,
@@ -41,17 +41,17 @@ pub struct Entry {
 #[derive(Clone)]
 pub struct Handle(ConnectionHandle<NetfilterMessage>);
 
-/// Opens the socket. Requests get answers only while the connection's future is polled.
+/// Opens the socket. Requests are answered only while the connection's future is polled.
 pub fn connect() -> io::Result<(Connection<NetfilterMessage>, Handle)> {
     let (mut connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
-    // The end of a dump carries its error.
+    // The message that ends a dump carries its error.
     connection.set_forward_done(true);
     Ok((connection, Handle(handle)))
 }
 
 impl Handle {
-    /// Calls `take` with each entry of a family in the kernel's order. Entries that change during
-    /// the dump may be missing.
+    /// Calls `take` with each UDP entry of a family in the kernel's order. Entries that change
+    /// during the dump may be missing.
     pub async fn list(
         &self,
         family: NetfilterProtoFamily,
@@ -75,7 +75,7 @@ impl Handle {
         .map(drop)
     }
 
-    /// Deletes an entry. Returns false if it was missing.
+    /// Deletes an entry. Returns false if the entry was already gone.
     pub async fn delete(&self, family: NetfilterProtoFamily, entry: &Entry) -> io::Result<bool> {
         let request = message(
             family,

@@ -16,11 +16,11 @@ use super::role::FarEnd;
 use super::route::ip;
 use super::sysctl;
 
-/// The devices up to which routes are requested per device, which makes the kernel skip all other
-/// routes. For more devices, all routes are listed once.
+/// The maximum number of devices whose routes are requested per device, which makes the kernel skip
+/// all other routes. For more devices, all routes are listed once.
 const FEW: usize = 8;
 
-/// The part of a route that shows the hosts behind its devices.
+/// The part of a route that shows which hosts are reachable through its devices.
 #[derive(Debug, PartialEq, Eq)]
 struct DeviceRoute {
     /// The interface indexes: a route may have several next hops.
@@ -29,7 +29,7 @@ struct DeviceRoute {
     gateway: bool,
 }
 
-/// Updates the far ends of these devices, from the routes of all tables.
+/// Sets the far ends of these devices from the routes of all tables.
 pub(super) async fn query(
     handle: &Handle,
     links: &mut BTreeMap<u32, Link>,
@@ -103,7 +103,7 @@ async fn device_routes(
         },
     );
     match device_routes.await {
-        // The device has vanished, or the namespace has no routes.
+        // The device is gone, or the network namespace has no routes.
         Err(error)
             if error.raw_os_error() == Some(nix::libc::ENODEV)
                 || error.kind() == io::ErrorKind::NotFound =>
@@ -114,7 +114,8 @@ async fn device_routes(
     }
 }
 
-/// Returns the devices of the route in a notification; `None` for any device.
+/// Returns the interface indexes of the route in a notification; `None` if it may concern any
+/// device.
 pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Vec<u32>> {
     let route = match &message.payload {
         NetlinkPayload::InnerMessage(
@@ -125,7 +126,7 @@ pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Vec
     };
     let device_route = device_route(route);
     // The kernel does not report the device of a replaced route. Routes to pods have full prefix
-    // lengths, and routing daemons rarely replace such routes.
+    // lengths, which routing daemons rarely replace.
     let replaces = message.header.flags & NLM_F_REPLACE != 0;
     if replaces
         && device_route
@@ -137,7 +138,7 @@ pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Vec
     Some(device_route.map(|route| route.devices).unwrap_or_default())
 }
 
-/// Reads a route. Returns `None` if packets do not leave by it.
+/// Reads a route. Returns `None` unless the route is unicast.
 fn device_route(route: &RouteMessage) -> Option<DeviceRoute> {
     let header = &route.header;
     let mut to: IpAddr = match header.address_family {

@@ -18,7 +18,7 @@ use super::route::{PROTOCOL, address, family, ip};
 use super::sysctl;
 
 /// The prefix lengths below which a route counts as a default route: 0.0.0.0/0, and the two halves
-/// that VPNs install instead. The widest pod networks are the private ranges 10.0.0.0/8 and
+/// (/1) that VPNs install instead. The widest pod networks are the private ranges 10.0.0.0/8 and
 /// fc00::/7.
 const WIDEST4: u8 = 8;
 const WIDEST6: u8 = 7;
@@ -34,7 +34,7 @@ pub enum RouteClass {
     Routed,
     /// A default route.
     Default,
-    /// No route; the text is the kernel's error.
+    /// No usable route; the text is the kernel's error.
     Nowhere(String),
 }
 
@@ -60,8 +60,7 @@ pub fn is_default(ipv4: bool, prefix_len: u8) -> bool {
     prefix_len < if ipv4 { WIDEST4 } else { WIDEST6 }
 }
 
-/// Returns true if an IPv4 route of the main table has several next hops, among which each packet
-/// takes one.
+/// Returns true if an IPv4 route of the main table has several next hops.
 pub async fn has_many_ways(handle: &Handle) -> anyhow::Result<bool> {
     let mut request = RouteMessage::default();
     request.header.address_family = AddressFamily::Inet;
@@ -79,13 +78,13 @@ pub async fn has_many_ways(handle: &Handle) -> anyhow::Result<bool> {
         },
     );
     match routes.await {
-        // A namespace without routes has no table.
+        // A network namespace without routes has no table.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         routes => Ok(!routes.context("list the routes")?.is_empty()),
     }
 }
 
-/// Returns the networks within `ranges` to which other programs' routes of any table forward
+/// Returns the networks within `ranges` to which routes of other programs, in any table, forward
 /// packets.
 pub async fn networks_within(handle: &Handle, ranges: &[IpNet]) -> anyhow::Result<Vec<IpNet>> {
     let mut found = Vec::new();
@@ -112,7 +111,7 @@ pub async fn networks_within(handle: &Handle, ranges: &[IpNet]) -> anyhow::Resul
             },
         );
         match routes.await {
-            // A namespace without routes has no table.
+            // A network namespace without routes has no table.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             routes => found.extend(routes.context("list the routes")?),
         }
@@ -122,7 +121,7 @@ pub async fn networks_within(handle: &Handle, ranges: &[IpNet]) -> anyhow::Resul
     Ok(found)
 }
 
-/// Returns the network of another program's route, if packets leave by it.
+/// Returns the network of a route, if it is another program's unicast route.
 fn others(route: &RouteMessage) -> Option<IpNet> {
     let header = &route.header;
     if header.kind != RouteType::Unicast || header.protocol == RouteProtocol::Other(PROTOCOL) {
@@ -164,7 +163,7 @@ fn question(addr: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(addr);
     message.header.destination_prefix_length = if addr.is_ipv4() { 32 } else { 128 };
-    // The flag requests the matching route instead of the lookup's result.
+    // The flag requests the matching route instead of the look-up's result.
     message.header.flags = RouteFlags::FibMatch;
     message
         .attributes
@@ -201,7 +200,7 @@ fn parse(route: &RouteMessage, anchor: u32) -> RouteClass {
     }
 }
 
-/// Returns the network of a route by which packets leave, unless it is a default route.
+/// Returns the network of a unicast route, unless it is a default route.
 pub(super) fn specific(route: &RouteMessage) -> Option<IpNet> {
     let header = &route.header;
     let to = route

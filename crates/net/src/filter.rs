@@ -1,4 +1,5 @@
-//! Lists and removes filters of clsact qdiscs: kpx's own, those of a dead kpx, and other programs'.
+//! Lists and removes filters of clsact qdiscs: those of this or an earlier kpx instance, and other
+//! programs'.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +15,10 @@ use proxy_common::layout::LAYOUT;
 use super::link::Link;
 use super::netlink::{Handle, dump};
 
-/// The priority of kpx's filters: "KP".
+/// The priority of kpx's filters ("KP" in ASCII).
 pub const PRIORITY: u16 = 0x4b50;
-/// The minor number of our filters' handle: the layout of the maps. The filter outlives its agent
-/// and shows the layout to the next agent.
+/// The minor number of kpx's filter handles: the layout of the maps. The filter outlives its agent,
+/// and the next agent reads the layout from it.
 pub const HANDLE: u16 = {
     assert!(LAYOUT > 0 && LAYOUT <= u16::MAX as u32, "a handle's number");
     LAYOUT as u16
@@ -29,14 +30,13 @@ const INGRESS: &str = "ingress";
 /// The major number of the qdisc's handle (linux/pkt_sched.h).
 const CLSACT_MAJOR: u16 = 0xffff;
 
-/// A filter of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     pub hook: Hook,
     pub priority: u16,
-    /// The name of the filter's BPF program, or else the filter's kind.
+    /// The name of the filter's BPF program, or the filter's kind if it has no program.
     pub name: String,
-    /// The kernel's id of that program.
+    /// The kernel's id of the BPF program.
     pub program: Option<u32>,
     message: TcMessage,
 }
@@ -76,7 +76,7 @@ impl Filter {
     }
 }
 
-/// Returns our filters on all devices of this network namespace, with device names. Devices that
+/// Returns kpx's filters on all devices of this network namespace, with device names. Devices that
 /// vanish during the listing are skipped.
 pub async fn ours(handle: &Handle) -> Result<Vec<(String, Filter)>> {
     let mut ours = Vec::new();
@@ -128,7 +128,7 @@ async fn at(handle: &Handle, ifindex: u32, hook: Hook) -> Result<Vec<Filter>> {
         .with_context(|| format!("list the filters of device {ifindex}"))
 }
 
-/// Updates whether other programs' filters exist at the ingress and egress of these devices.
+/// Updates, for these devices, whether other programs have filters at ingress and egress.
 pub(super) async fn query(
     handle: &Handle,
     links: &mut BTreeMap<u32, Link>,
@@ -147,7 +147,7 @@ pub(super) async fn query(
         let mut filtered_out = false;
         if qdiscs.contains_key(&index) {
             let has_others = |filters: Vec<Filter>| filters.iter().any(|filter| !filter.is_ours());
-            // If the query fails, assume filters of other programs.
+            // If the query fails, assume that other programs have filters.
             filtered = at(handle, index, Hook::Ingress)
                 .await
                 .map_or(true, has_others);
@@ -164,7 +164,8 @@ pub(super) async fn query(
     Ok(())
 }
 
-/// Returns the kind of qdisc of each device that may have filters. Both kinds use the same handle.
+/// Returns the kind of qdisc of each device with a clsact or ingress qdisc. Both kinds use the same
+/// handle.
 async fn qdiscs(handle: &Handle) -> Result<BTreeMap<u32, String>> {
     let request = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
     let qdiscs = dump(handle, request, |message| {
@@ -185,7 +186,7 @@ async fn qdiscs(handle: &Handle) -> Result<BTreeMap<u32, String>> {
     Ok(qdiscs.await.context("list qdiscs")?.into_iter().collect())
 }
 
-/// Returns the device whose filters a notification concerns.
+/// Returns the interface index in a notification about filters.
 pub(super) fn named(message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<u32> {
     let NetlinkPayload::InnerMessage(message) = &message.payload else {
         return None;
@@ -206,8 +207,8 @@ fn of_device(ifindex: u32) -> Result<TcMessage> {
     ))
 }
 
-/// Reads a filter. Returns `None` for the entry of a whole priority, which the kernel lists with
-/// its filters.
+/// Reads a filter. Returns `None` for the entry of a whole priority, which the kernel lists next to
+/// the priority's filters.
 fn filter(hook: Hook, message: TcMessage) -> Option<Filter> {
     let priority = u16::try_from(message.header.info >> 16).unwrap_or_default();
     let mut kind = None;
@@ -272,7 +273,7 @@ pub async fn remove(handle: &Handle, filter: &Filter) -> Result<()> {
     }
 }
 
-/// Removes a device's clsact qdisc. Returns false if it is missing.
+/// Removes a device's clsact qdisc. Returns false if there is none.
 pub async fn remove_qdisc(handle: &Handle, ifindex: u32) -> Result<bool> {
     let request = of_device(ifindex)?;
     let index = request.header.index;

@@ -1,6 +1,6 @@
-//! Finds other programs' routing rules with conditions that the programs' route look-ups cannot
-//! match. A look-up has the packet's addresses and its incoming device, which is the anchor for
-//! packets of the host.
+//! Finds other programs' routing rules with conditions that the BPF programs' route look-ups cannot
+//! match. Such a look-up has the packet's addresses and its incoming device, which is the anchor
+//! for packets of the host.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use netlink_packet_route::rule::{RuleAttribute, RuleMessage, RulePortRange};
 use super::netlink::Handle;
 use super::rule;
 
-/// Attributes that netlink_packet_route lacks (linux/fib_rules.h).
+/// Attributes that netlink_packet_route does not have (linux/fib_rules.h).
 const FRA_DSCP: u16 = 25;
 const FRA_FLOWLABEL: u16 = 26;
 
@@ -25,12 +25,12 @@ pub struct ForeignRule {
     conditions: Vec<String>,
 }
 
-/// The conditions that the fast path's look-up also matches, or that never match a packet without a
+/// The conditions that the fast path's look-up matches too, or that never match a packet without a
 /// mark.
 const ASKED_PAST_STACK: [&str; 4] = ["fwmark ", "ipproto ", "sport ", "dport "];
 
 impl ForeignRule {
-    /// Returns true if the fast path misses this rule, provided that no netfilter rule sets marks.
+    /// Returns true if the fast path ignores this rule, provided that no netfilter rule sets marks.
     pub fn is_missed_past_stack(&self) -> bool {
         self.conditions.iter().any(|condition| {
             !ASKED_PAST_STACK
@@ -69,8 +69,8 @@ pub async fn unasked(handle: &Handle) -> Result<Vec<ForeignRule>> {
 }
 
 /// Returns true if the kernel's strict source check (`rp_filter`) may find another reverse route
-/// than the programs' look-up. The kernel looks up with the packet's ports and its outgoing device
-/// (net/ipv4/fib_frontend.c), the programs with its incoming device.
+/// than the programs' look-up. The kernel's look-up uses the packet's ports and its outgoing device
+/// (net/ipv4/fib_frontend.c), the programs' look-up its incoming device.
 pub async fn mislead_strict_check(handle: &Handle) -> Result<bool> {
     Ok(rule::list(handle, |rule| !rule::is_ours(rule))
         .await?
@@ -89,7 +89,7 @@ fn misleads(message: &RuleMessage) -> bool {
         })
 }
 
-/// Returns `None` for a rule that a look-up matches as the kernel does.
+/// Returns `None` for a rule that the programs' look-up matches as the kernel does.
 fn foreign(message: &RuleMessage) -> Option<ForeignRule> {
     let tos = (message.header.tos != 0).then(|| format!("tos {:#x}", message.header.tos));
     let conditions: Vec<_> = tos

@@ -1,4 +1,4 @@
-//! The ipsets of this network namespace, over netlink (linux/netfilter/ipset/ip_set.h).
+//! The ipsets of this network namespace, through netlink (linux/netfilter/ipset/ip_set.h).
 
 use std::io;
 use std::path::Path;
@@ -12,29 +12,29 @@ use super::netfilter::attrs::Attrs;
 use super::netlink::{deleted, dumped, kernel};
 use super::raw::{self, Message, attribute};
 
-/// The folder exists if the module is loaded. A netlink request would load it.
+/// This directory exists if the module is loaded. A netlink request would load the module.
 const MODULE: &str = "/sys/module/ip_set";
 /// The subsystem, in the upper byte of a message's type.
 const NFNL_SUBSYS_IPSET: u16 = 6 << 8;
 const IPSET_CMD_DESTROY: u16 = 3;
 const IPSET_CMD_LIST: u16 = 7;
-/// The oldest protocol of the kernels that kpx supports.
+/// The oldest protocol version of the kernels that kpx supports.
 const PROTOCOL: u8 = 6;
 const IPSET_ATTR_PROTOCOL: u16 = 1;
 const IPSET_ATTR_SETNAME: u16 = 2;
 const IPSET_ATTR_FLAGS: u16 = 6;
 const IPSET_ATTR_DATA: u16 = 7;
 const IPSET_ATTR_ADT: u16 = 8;
-/// The port of an element, in the attributes of its data.
+/// The port of an element, inside the element's data attribute.
 const IPSET_ATTR_PORT: u16 = 4;
-/// Requests only the names.
+/// Requests only the sets' names.
 const IPSET_FLAG_LIST_SETNAME: u32 = 1 << 1;
 /// The length of `struct nfgenmsg`.
 const HEAD_LEN: usize = 4;
 /// The error for a set that a rule references: `IPSET_ERR_BUSY`.
 const BUSY: i32 = 4_096 + 4;
 
-/// Returns the names of all sets; empty without ipset.
+/// Returns the names of all sets; empty if ipset is not loaded.
 pub async fn names() -> Result<Vec<String>> {
     let mut names = Vec::new();
     let flags = attribute(IPSET_ATTR_FLAGS, &IPSET_FLAG_LIST_SETNAME.to_be_bytes());
@@ -45,7 +45,7 @@ pub async fn names() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Returns the ports of a set's elements that have ports.
+/// Returns the ports of a set's elements.
 pub async fn ports(name: &str) -> Result<Vec<u16>> {
     let mut ports = Vec::new();
     list(&attribute(IPSET_ATTR_SETNAME, &text(name)), |attrs| {
@@ -55,8 +55,8 @@ pub async fn ports(name: &str) -> Result<Vec<u16>> {
     Ok(ports)
 }
 
-/// Destroys a set. Returns false if it was missing. A set that a rule just referenced may be busy
-/// for a moment.
+/// Destroys a set. Returns false if the set was already gone. A set may be busy for a moment after
+/// a rule stops using it.
 pub async fn destroy(name: &str) -> io::Result<bool> {
     let (connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
     let request = request(
@@ -76,14 +76,14 @@ pub async fn destroy(name: &str) -> io::Result<bool> {
     }
 }
 
-/// Calls `take` with the attributes of each message of a list.
+/// Calls `take` with the attributes of each message of the answer.
 async fn list(asked: &[u8], take: impl FnMut(Attrs<'_>)) -> Result<()> {
     if !Path::new(MODULE).exists() {
         return Ok(());
     }
     let (mut connection, handle, _) =
         new_connection(NETLINK_NETFILTER).context("open a netlink socket for ipsets")?;
-    // The end of a dump carries its error.
+    // The message that ends a dump carries its error.
     connection.set_forward_done(true);
     tokio::select! {
         result = dump(handle, asked, take) => result.context("list the ipsets"),

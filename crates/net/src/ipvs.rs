@@ -1,4 +1,4 @@
-//! The virtual servers of IPVS in this network namespace, over generic netlink (linux/ip_vs.h).
+//! The virtual servers of IPVS in this network namespace, through generic netlink (linux/ip_vs.h).
 
 use std::fmt;
 use std::fs;
@@ -15,9 +15,9 @@ use super::netfilter::attrs::Attrs;
 use super::netlink::{deleted, dumped, kernel};
 use super::raw::{self, Message, attribute, nested};
 
-/// The file exists if IPVS is loaded. A netlink request for its family would load the module.
+/// This file exists if IPVS is loaded. A netlink request for the IPVS family would load the module.
 const IP_VS: &str = "/proc/thread-self/net/ip_vs";
-/// The family that resolves family names (linux/genetlink.h).
+/// The netlink family that resolves the names of other families (linux/genetlink.h).
 const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
@@ -36,7 +36,7 @@ const IPVS_SVC_ATTR_PORT: u16 = 4;
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 
-/// A virtual server with an address. Servers by firewall mark are excluded.
+/// A virtual server with an address. Virtual servers by firewall mark are excluded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VirtualServer {
     pub proto: Proto,
@@ -49,14 +49,14 @@ impl fmt::Display for VirtualServer {
     }
 }
 
-/// Lists the virtual servers; empty without IPVS.
+/// Lists the virtual servers; empty if IPVS is not loaded.
 pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
     if fs::metadata(IP_VS).is_err() {
         return Ok(Vec::new());
     }
     let (mut connection, handle, _) =
         new_connection(NETLINK_GENERIC).context("open a netlink socket for IPVS")?;
-    // The end of a dump carries its error.
+    // The message that ends a dump carries its error.
     connection.set_forward_done(true);
     tokio::select! {
         servers = list(handle) => servers.context("list the virtual servers of IPVS"),
@@ -65,7 +65,7 @@ pub async fn virtual_servers() -> Result<Vec<VirtualServer>> {
 }
 
 /// Deletes virtual servers and so their connections. Returns the number of deleted servers, even
-/// after a failure. Missing servers count as deleted.
+/// after a failure. Servers that are already gone count as deleted.
 pub async fn delete(servers: &[VirtualServer]) -> (usize, Result<()>) {
     let mut deleted = 0;
     let result = async {
@@ -129,7 +129,7 @@ async fn family(handle: &ConnectionHandle<Message>) -> io::Result<u16> {
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Returns the head of an IPVS request, version 1.
+/// Returns the header of an IPVS request, version 1.
 const fn head(command: u8) -> [u8; GENL_HEAD_LEN] {
     [command, 1, 0, 0]
 }
@@ -140,7 +140,7 @@ fn name(server: &VirtualServer) -> Vec<u8> {
         IpAddr::V4(addr) => (AF_INET, addr.octets().to_vec()),
         IpAddr::V6(addr) => (AF_INET6, addr.octets().to_vec()),
     };
-    // The kernel's union has room for either family.
+    // The kernel's union has the size of an IPv6 address.
     addr.resize(16, 0);
     let service = [
         attribute(IPVS_SVC_ATTR_AF, &family.to_ne_bytes()),

@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use flate2::read::GzDecoder;
 
-/// Reads the major and minor number of a release; `None` if it does not start with a number. A
-/// missing minor number is 0.
+/// Returns the major and minor number of a kernel release; `None` if the release does not start
+/// with a number. A missing minor number is 0.
 pub fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release
         .split(|c: char| !c.is_ascii_digit())
@@ -16,7 +16,7 @@ pub fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()??, numbers.next().flatten().unwrap_or(0)))
 }
 
-/// The first kernel that can be built without the lock.
+/// The first kernel version that can be built without the softirq lock.
 const LOCK_IS_OPTIONAL: (u32, u32) = (6, 18);
 
 /// The advice for a kernel that does not pass [`Preemption::verdict`].
@@ -25,19 +25,20 @@ pub const MEND_PREEMPTION: &str =
 
 /// The properties of a kernel that decide whether a tc program can preempt another on its CPU.
 ///
-/// The programs keep working data in per-CPU memory. Without PREEMPT_RT, softirq code runs to its
-/// end before other such code starts on that CPU. With PREEMPT_RT a lock ensures this, and from
-/// Linux 6.18 on a kernel can be built without the lock.
+/// The programs keep working data in per-CPU memory. Without PREEMPT_RT, softirq code runs to
+/// completion before other softirq code starts on that CPU. With PREEMPT_RT a lock ensures this,
+/// and kernels from Linux 6.18 on can be built without the lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Preemption {
     pub release: String,
     pub is_realtime: bool,
-    /// The kernel's configuration, if readable. It is read only if it decides the verdict.
+    /// The kernel's configuration, if readable. It is read only if the verdict depends on it.
     pub config: Option<String>,
 }
 
 impl Preemption {
-    /// Reads the running kernel's properties. `root` is the folder with `proc`, `sys` and `boot`.
+    /// Reads the running kernel's properties. `root` is the directory with `proc`, `sys` and
+    /// `boot`.
     pub fn read(root: &Path) -> Result<Self> {
         let text = |path: &str| fs::read_to_string(root.join(path));
         let release = text("proc/sys/kernel/osrelease")
@@ -59,7 +60,7 @@ impl Preemption {
         })
     }
 
-    /// Returns the reason why programs cannot preempt each other, or as an error the reason why
+    /// Returns the reason why programs cannot preempt each other, or, as an error, the reason why
     /// they can.
     pub fn verdict(&self) -> Result<&'static str, String> {
         let has_line = |line: &str| {
@@ -92,7 +93,7 @@ impl Preemption {
     }
 }
 
-/// Returns the configuration of the kernel with this release. A container may see neither file.
+/// Returns the configuration of the kernel with this release. A container may have neither file.
 fn config(root: &Path, release: &str) -> Option<String> {
     let mut text = String::new();
     let unpacked = File::open(root.join("proc/config.gz"))

@@ -1,5 +1,5 @@
 //! The node's network: devices, routes, rules, filters, sockets, parameters. Modules in reading
-//! order; no module uses Services.
+//! order. No module contains Services.
 #![deny(unsafe_code)]
 
 // Kernel queries: sockets and files.
@@ -16,7 +16,7 @@ pub mod role;
 mod watch;
 mod way_watch;
 
-// The anchor, which receives the node's own packets to Services.
+// The anchor, a veth pair for the node's own packets to Services.
 pub mod addr;
 pub mod anchor;
 

@@ -22,15 +22,14 @@ use super::kernel;
 use super::netlink::Handle;
 use super::role::FarEnd;
 
-/// The device of kube-proxy's mode ipvs, which has all ClusterIPs.
+/// The device to which kube-proxy's mode ipvs assigns all ClusterIPs.
 pub const KUBE_IPVS0: &str = "kube-ipvs0";
 
-/// A device and its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub index: u32,
     pub name: String,
-    /// The MAC address; `None` without a link address of Ethernet's length.
+    /// The MAC address; `None` if there is none of Ethernet's length.
     pub mac: Option<[u8; 6]>,
     /// The MTU in bytes, without the link header.
     pub mtu: u32,
@@ -47,14 +46,14 @@ pub struct Link {
     pub up: bool,
     /// The usable global addresses: duplicate address detection has passed or does not apply.
     pub addrs: BTreeSet<IpNet>,
-    /// The hosts behind the device, as far as they decide its role: see
+    /// The hosts behind the device, if routes decide the device's role: see
     /// [`Link::is_told_by_routes`].
     pub far_end: FarEnd,
-    /// True if another program's filter may be at the ingress hook.
+    /// True if another program may have a filter at the ingress hook.
     pub filtered: bool,
-    /// True if another program's clsact filter may be at the egress hook.
+    /// True if another program may have a clsact filter at the egress hook.
     pub filtered_out: bool,
-    /// True if another program's qdisc replaces clsact and has no egress hook.
+    /// True if another program's qdisc without an egress hook is in the place of clsact.
     pub lacks_egress: bool,
 }
 
@@ -78,13 +77,13 @@ impl LinkHeader {
             {
                 Self::None
             }
-            // Includes GRE, which has its own header if its other end is not configured.
+            // Includes GRE, whose packets have another header if no remote address is configured.
             _ => Self::Other,
         }
     }
 }
 
-/// Returns true if packets from an IP tunnel start with the inner header, as from Linux 5.14 on.
+/// Returns true if packets from an IP tunnel start with the inner header: from Linux 5.14 on.
 fn tunnels_hide_outer_headers() -> bool {
     static FROM_5_14: LazyLock<bool> = LazyLock::new(|| {
         let release = uname()
@@ -116,7 +115,7 @@ pub fn headerless() -> anyhow::Result<HashSet<String>> {
     Ok(names.difference(&others).cloned().collect())
 }
 
-/// The kind of a device, as far as kpx distinguishes it.
+/// The kind of a device. kpx distinguishes only these kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkKind {
     Loopback,
@@ -144,8 +143,8 @@ pub enum LinkKind {
 }
 
 impl Link {
-    /// Reads a device without addresses, which come in separate messages. Returns `None` if the
-    /// message concerns another aspect, such as a bridge port.
+    /// Reads a device. Its addresses come in separate messages. Returns `None` if the message
+    /// concerns another aspect, such as a bridge port.
     pub(super) fn from_message(message: &LinkMessage) -> Option<Self> {
         if message.header.interface_family != AddressFamily::Unspec {
             return None;
@@ -190,19 +189,19 @@ impl Link {
         Some(link).filter(|link| !link.name.is_empty())
     }
 
-    /// Returns true for a pair that leads into another namespace.
+    /// Returns true for a pair with its other end in another namespace.
     pub fn leads_elsewhere(&self) -> bool {
         matches!(self.kind, LinkKind::Veth | LinkKind::Netkit) && self.peer_netns
     }
 
-    /// Returns true if only routes show whether pods or a router are at the far end.
+    /// Returns true if only routes show whether pods or a router are behind the device.
     pub fn is_told_by_routes(&self) -> bool {
         let may_be_pods = self.leads_elsewhere() || self.kind == LinkKind::Macvlan;
         may_be_pods && !self.addrs.is_empty() || self.kind == LinkKind::Bridge
     }
 
-    /// Returns true for a veth with its other end in another namespace, if nothing delays or
-    /// changes packets.
+    /// Returns true for a veth with its other end in another network namespace, if no qdisc delays
+    /// or changes packets.
     pub fn is_plain_pair(&self) -> bool {
         self.kind == LinkKind::Veth && self.peer_netns && !self.queues
     }
@@ -233,12 +232,13 @@ fn kind(info: &LinkInfo) -> Option<LinkKind> {
     })
 }
 
-/// Returns the device and the global address in a message, and whether the address is usable.
+/// Returns the interface index and the global address in a message, and whether the address is
+/// usable.
 pub(super) fn address(message: &AddressMessage) -> Option<(u32, IpNet, bool)> {
     if message.header.scope != AddressScope::Universe {
         return None;
     }
-    // On a point-to-point device IFA_ADDRESS is the far end's; on other devices IPv6 has no
+    // On a point-to-point device IFA_ADDRESS is the peer's address; on other devices IPv6 has no
     // IFA_LOCAL.
     let local = message
         .attributes
@@ -276,7 +276,7 @@ pub(super) fn get_all() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetLink(message)
 }
 
-/// Returns the kernel's message about a device, or `None` if the device is missing.
+/// Returns the kernel's message about a device; `None` if there is no such device.
 pub(super) async fn get(
     handle: &Handle,
     mut which: LinkMessage,

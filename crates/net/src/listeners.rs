@@ -12,12 +12,12 @@ use proxy_common::addr::Proto;
 pub struct Listeners(BTreeSet<(Proto, SocketAddr)>);
 
 impl Listeners {
-    /// Reads the sockets of this process's network namespace, except for SCTP, which these files
-    /// lack.
+    /// Reads the TCP and UDP sockets of this process's network namespace. The kernel's files list
+    /// no SCTP.
     pub fn read() -> Result<Self> {
         let tcp = tcp().context("list the host's TCP sockets")?;
         let udp = udp().context("list the host's UDP sockets")?;
-        // A kernel without IPv6 lacks these files.
+        // A kernel without IPv6 has neither file.
         let tcp6 = tcp6().unwrap_or_default();
         let udp6 = udp6().unwrap_or_default();
         let tcp = tcp.into_iter().chain(tcp6);
@@ -33,7 +33,7 @@ impl Listeners {
     }
 
     /// Returns true if a socket accepts packets to this address of the host. A socket at `[::]`
-    /// counts for IPv4 too: the files do not show IPV6_V6ONLY.
+    /// counts for IPv4 too, because the files do not show IPV6_V6ONLY.
     pub fn take(&self, addr: IpAddr, proto: Proto, port: u16) -> bool {
         let unspecified: [IpAddr; 2] = [[0_u8; 4].into(), [0_u8; 16].into()];
         let any = unspecified
@@ -44,22 +44,22 @@ impl Listeners {
     }
 }
 
-/// Returns true if a process owns the TCP socket with these ends. The kernel keeps a closed socket
-/// for a while without an owner. This lists all sockets; [`crate::sock_diag::has_owner`] queries
-/// one socket.
+/// Returns true if a process owns the TCP socket with these endpoints. The kernel keeps a closed
+/// socket for a while without an owner. This function lists all sockets;
+/// [`crate::sock_diag::has_owner`] queries a single socket.
 pub fn has_owner(local: SocketAddr, remote: SocketAddr) -> Result<bool> {
     let v4 = if local.is_ipv4() {
         tcp().context("list the host's TCP sockets")?
     } else {
         Vec::new()
     };
-    // An IPv6 socket may carry IPv4.
+    // An IPv6 socket may carry IPv4 connections.
     let all = v4.into_iter().chain(tcp6().unwrap_or_default());
     let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
     let is_it = |one: &TcpNetEntry| {
         canonical(one.local_address) == local && canonical(one.remote_address) == remote
     };
-    // A socket without an inode has no owner.
+    // A socket with inode 0 has no owner.
     Ok(all.filter(is_it).any(|one| one.inode != 0))
 }
 

@@ -1,4 +1,4 @@
-//! The lock that limits a network namespace to one running kpx.
+//! The lock that limits a network namespace to one running kpx instance.
 
 use std::io::{self, Read};
 use std::os::linux::net::SocketAddrExt;
@@ -9,13 +9,13 @@ use anyhow::{Context, Result};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Uid;
 
-/// The name of the abstract socket that is the lock. `/proc/net/unix` shows it as `@kpx`.
+/// The name of the abstract socket that serves as the lock. `/proc/net/unix` shows it as `@kpx`.
 pub const NAME: &str = "kpx";
 
-/// Takes the lock of this network namespace; a drop of the result releases it.
+/// Takes the lock of this network namespace. Dropping the result releases the lock.
 ///
 /// The lock is an abstract socket, which belongs to the network namespace. The kernel releases it
-/// when its process ends for any reason.
+/// when the process ends for any reason.
 pub fn take() -> Result<UnixListener> {
     let name = SocketAddr::from_abstract_name(NAME).context("name the lock")?;
     UnixListener::bind_addr(&name).context(
@@ -23,12 +23,12 @@ pub fn take() -> Result<UnixListener> {
     )
 }
 
-/// The abstract socket at which a successor requests the lock from a holder that only waits.
+/// The abstract socket at which a successor requests the lock from a holder that is only waiting.
 const LEAVES: &str = "kpx-leaves";
-/// The time limit for the holder, which may be at its last step.
+/// The maximum time to wait for the lock's holder, which may be at its last step.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Takes the lock like [`take`], also from a holder that leaves for a successor.
+/// Takes the lock like [`take`], and also from a holder that releases it for a successor.
 pub fn take_over() -> Result<UnixListener> {
     let taken = take();
     let Err(error) = taken else { return taken };
@@ -44,7 +44,7 @@ pub fn take_over() -> Result<UnixListener> {
     take()
 }
 
-/// The listener for successors that request the lock. Drop it after the lock.
+/// The listener for successors that request the lock. Drop the listener after the lock.
 #[derive(Debug)]
 pub struct Leaving {
     listener: tokio::net::UnixListener,
@@ -61,8 +61,8 @@ impl Leaving {
         })
     }
 
-    /// Waits until a process of this user (root) requests the lock; other processes can connect and
-    /// are ignored. Cancel-safe.
+    /// Waits until a process of this user (root) requests the lock. Connections of other users'
+    /// processes are ignored. Cancel-safe.
     pub async fn asked(&mut self) -> io::Result<()> {
         loop {
             let (stream, _) = self.listener.accept().await?;

@@ -1,5 +1,5 @@
-//! Reads the rules of netfilter over netlink (linux/netfilter/nf_tables.h) and finds their possible
-//! effects on packets that skip the stack.
+//! Reads the rules of netfilter through netlink (linux/netfilter/nf_tables.h) and finds their
+//! possible effects on packets that bypass the network stack.
 //!
 //! A packet between pods has no mark, and its addresses are not the host's. A rule that may or may
 //! not match counts as an obstacle. Messages are parsed as bytes, because a rule that a parser
@@ -53,8 +53,8 @@ const NFPROTO_INET: u8 = 1;
 const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_NETDEV: u8 = 5;
 const NFPROTO_IPV6: u8 = 10;
-/// The length of `struct nfgenmsg`, the head of each message. Its last two bytes are the generation
-/// of the tables.
+/// The length of `struct nfgenmsg`, the header of each message. Its last two bytes are the
+/// generation of the tables.
 const HEAD_LEN: usize = 4;
 
 const NFTA_CHAIN_TABLE: u16 = 1;
@@ -79,9 +79,9 @@ const NFTA_RULE_TABLE: u16 = 1;
 const NFTA_RULE_CHAIN: u16 = 2;
 const NFTA_RULE_EXPRESSIONS: u16 = 4;
 
-/// The attempts to read tables while they change.
+/// The number of attempts to read tables while they change.
 const TRIES: u32 = 5;
-/// The most reasons and chains of an answer; an extra line counts the rest.
+/// The maximum number of reasons and of chains in a [`Judgement`]; an extra line counts the rest.
 const LINES: usize = 10;
 const CHAINS: usize = 5;
 
@@ -91,24 +91,26 @@ pub struct Netfilter {
     rules: Ruleset,
     legacy: Legacy,
     follows: bool,
-    /// True if conntrack picks up connections midstream. Otherwise their packets are `INVALID`.
+    /// True if conntrack picks up connections midstream. If false, packets of such connections are
+    /// `INVALID`.
     takes_up: bool,
 }
 
 /// The sysctl for midstream pickup; 0 disables it.
 const LOOSE: &str = "netfilter/nf_conntrack_tcp_loose";
 
-/// The effects of the rules on packets, a line for each reason and each chain.
+/// The effects of the rules on a set of packets. Each text is a reason or a chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Judgement {
     /// The rules, chains and tables that may refuse, change or record some of the packets.
     pub against: Vec<String>,
-    /// The chains with rules that accept all of the packets unchanged.
+    /// The chains whose rules accept all of the packets unchanged.
     pub harmless: Vec<String>,
 }
 
 impl Netfilter {
-    /// Reads the rules. After an error, assume that any rule may do anything. Takes CAP_NET_ADMIN.
+    /// Reads the rules. Requires CAP_NET_ADMIN. After an error, assume that rules may have any
+    /// effect.
     pub async fn read() -> Result<Self> {
         let messages = listed().await.context("list the rules of nftables")?;
         let rules = ruleset(&messages).context("read the rules of nftables")?;
@@ -121,10 +123,10 @@ impl Netfilter {
         })
     }
 
-    /// Judges connections between addresses of `pods`, from the first packet to the last. Their
-    /// packets use none of the devices `others`. `is_far`: replies may arrive at any device except
-    /// `lo`, and conntrack recognises neither packets that take the stack nor routers' ICMP errors
-    /// about these connections. Only the families of `pods` are judged.
+    /// Evaluates the rules for connections between addresses of `pods`, from first to last packet,
+    /// on all devices except `others`. `is_far`: replies may arrive at any device except `lo`, and
+    /// conntrack recognises neither packets that go through the network stack nor routers' ICMP
+    /// errors about these connections. Only rules for the families of `pods` count.
     pub fn judge_bypass(
         &self,
         pods: &[IpNet],
@@ -134,7 +136,7 @@ impl Netfilter {
         self.judge_from_first(pods, others, is_far, &[IPPROTO_TCP, IPPROTO_UDP])
     }
 
-    /// Judges flows of one protocol, by its IP number, between `ends`, by any device.
+    /// Evaluates the rules for flows of one IP protocol number between `ends`, on any device.
     pub fn judge_flows(&self, ends: &[IpNet], protocol: u8) -> Judgement {
         self.judge_from_first(ends, &BTreeSet::new(), false, &[protocol.into()])
     }
@@ -147,8 +149,8 @@ impl Netfilter {
         protocols: &[i32],
     ) -> Judgement {
         let everywhere = Self::everywhere();
-        // ICMP errors between pods skip the stack too. A rule that only matches INVALID packets
-        // does not count against them.
+        // ICMP errors between pods bypass the network stack too. A rule that matches only INVALID
+        // packets is no obstacle for such errors.
         let reporters: &[IpNet] = if is_far { &everywhere } else { pods };
         let protocols: Vec<u8> = protocols.iter().map(|number| *number as u8).collect();
         let is_known = !is_far && self.takes_up;
@@ -176,9 +178,9 @@ impl Netfilter {
         )
     }
 
-    /// Judges packets of open bypass TCP connections: those of [`Self::judge_bypass`], as if
-    /// conntrack had seen the connections from the start. `heeds_marks`: a mark that a rule sets
-    /// has an effect elsewhere.
+    /// Evaluates the rules for packets of open bypass TCP connections ([`Self::judge_bypass`]), as
+    /// if conntrack had tracked them from the start. `heeds_marks`: a mark that a rule sets has an
+    /// effect elsewhere.
     pub fn judge_open_bypass(
         &self,
         pods: &[IpNet],
@@ -206,7 +208,7 @@ impl Netfilter {
         )
     }
 
-    /// Judges packets of open connections between any addresses, on any devices.
+    /// Evaluates the rules for packets of open connections between any addresses, on any devices.
     pub fn judge_open(&self) -> Judgement {
         let everywhere = Self::everywhere();
         let others = BTreeSet::new();
@@ -219,9 +221,9 @@ impl Netfilter {
         self.judge(&asked, |_| true, |table| table != NAT)
     }
 
-    /// Judges packets of open connections between addresses of `pods`, on the devices `ports` only,
-    /// with valid sources. Only the families of `pods` are judged. `heeds_marks`: a mark that a
-    /// rule sets has an effect elsewhere.
+    /// Evaluates the rules for packets of open connections between addresses of `pods` with valid
+    /// sources, only on the devices `ports`. Only rules for the families of `pods` count.
+    /// `heeds_marks`: a mark that a rule sets has an effect elsewhere.
     pub fn judge_opened(
         &self,
         pods: &[IpNet],
@@ -248,9 +250,10 @@ impl Netfilter {
         )
     }
 
-    /// Judges UDP packets of open flows between outside clients and addresses of `pods`, in both
-    /// directions. Pods have the devices `ports`, and the clients are behind `ways`. A pod's source
-    /// is valid, but a client may be spoofed. `heeds_marks` as in [`Self::judge_opened`].
+    /// Evaluates the rules for UDP packets of open flows between outside clients and addresses of
+    /// `pods`, in both directions. `ports` are the pods' devices, `ways` the uplinks to the
+    /// clients. A pod's source is valid, but a client's source may be spoofed. `heeds_marks` as in
+    /// [`Self::judge_opened`].
     pub fn judge_opened_outside(
         &self,
         pods: &[IpNet],
@@ -307,8 +310,8 @@ impl Netfilter {
         [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())]
     }
 
-    /// Returns true if conntrack may be active here. The kernel activates it in a network namespace
-    /// with the first rule that needs it, in any chain.
+    /// Returns true if conntrack may be active here. The kernel activates conntrack in a network
+    /// namespace with the first rule that needs it, in any chain.
     pub fn may_follow_connections(&self) -> bool {
         let has_rules = |(name, chain): (&ChainName, &Chain)| {
             name.family != TableFamily::Netdev && chain.base.is_some() && chain.uses > 0
@@ -372,7 +375,7 @@ pub async fn has_chain(table: &str, chain: &str) -> Result<bool> {
             match answers.next().await.map(|answer| answer.payload) {
                 Some(NetlinkPayload::InnerMessage(_)) => return Ok(true),
                 Some(NetlinkPayload::Error(error)) => match error.to_io() {
-                    // The chain is missing, or the kernel lacks nftables.
+                    // The chain is missing, or the kernel has no nftables.
                     error
                         if [ErrorKind::NotFound, ErrorKind::InvalidInput]
                             .contains(&error.kind()) => {}
@@ -389,8 +392,8 @@ pub async fn has_chain(table: &str, chain: &str) -> Result<bool> {
         .with_context(|| format!("look for the chain {chain} of table {table}"))
 }
 
-/// Returns the nftables tables, as in `ip nat`, with this text in the table's name or in a rule's
-/// comment.
+/// Returns the nftables tables with this text in the table's name or in a rule's comment, in the
+/// form `ip nat`.
 pub async fn tables_with(text: &str) -> Result<BTreeSet<String>> {
     let mut messages = Vec::new();
     let mut socket =
@@ -431,8 +434,8 @@ pub async fn tables_with(text: &str) -> Result<BTreeSet<String>> {
     Ok(found.collect())
 }
 
-/// Returns the kernel's messages about all chains, and about the rules of tables with chains for
-/// forwarded packets.
+/// Returns the kernel's messages about all chains, and about the rules of the tables that have
+/// chains for forwarded packets.
 async fn listed() -> Result<Vec<Message>> {
     let mut socket =
         Asker::open(NETLINK_NETFILTER).context("open a netlink socket for netfilter")?;
@@ -447,7 +450,7 @@ async fn listed() -> Result<Vec<Message>> {
     socket.ask(list).await
 }
 
-/// Lists once. Returns `None` if the tables changed during the listing.
+/// Lists once. Returns `None` if the tables changed meanwhile.
 async fn listed_once(handle: &ConnectionHandle<Message>) -> Result<Option<Vec<Message>>> {
     let mut messages = Vec::new();
     let mut is_consistent =
@@ -461,7 +464,7 @@ async fn listed_once(handle: &ConnectionHandle<Message>) -> Result<Option<Vec<Me
             TableFamily::Inet => NFPROTO_INET,
             TableFamily::Ip => NFPROTO_IPV4,
             TableFamily::Ip6 => NFPROTO_IPV6,
-            // Chains at device hooks are not evaluated.
+            // Rules at device hooks are not evaluated.
             TableFamily::Netdev => continue,
         };
         let name = DefaultNla::new(NFTA_RULE_TABLE, [table.as_bytes(), &[0]].concat());
@@ -562,7 +565,7 @@ fn chain_name(
     })
 }
 
-/// Parses a chain. A chain without a hook is called by other chains only.
+/// Parses a chain. A chain without a hook runs only when other chains call it.
 fn chain(family: TableFamily, chain: &Attrs) -> Result<Chain> {
     let hook = chain.inside(NFTA_CHAIN_HOOK)?;
     let base = hook.u32(NFTA_HOOK_HOOKNUM).map(|number| Base {
@@ -591,7 +594,7 @@ fn chain(family: TableFamily, chain: &Attrs) -> Result<Chain> {
     })
 }
 
-/// Returns the devices of a hook; empty if the kernel does not name all of them.
+/// Returns the devices of a hook; empty if the kernel names only some of them.
 fn devices(hook: &Attrs) -> Result<Vec<String>> {
     let list = hook.inside(NFTA_HOOK_DEVS)?;
     if list.has_others(NFTA_DEVICE_NAME) {

@@ -15,28 +15,29 @@ pub use rtnetlink::Handle;
 use rtnetlink::sys::SocketAddr;
 use tokio::time::sleep;
 
-/// The attempts at a dump that changes interrupt.
+/// The number of attempts at a dump that changes interrupt.
 const DUMP_TRIES: u32 = 5;
 
-/// The attempts at a dump while another dump uses the socket, and the pause between them: 1 s in
-/// all.
+/// The number of attempts at a dump while another dump uses the socket, and the pause between them:
+/// 1 s in total.
 const BUSY_TRIES: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Opens a netlink socket in the network namespace of this thread. The future drives the socket:
-/// requests get answers only while it is polled. It ends when the socket fails or the last handle
-/// is dropped.
+/// requests are answered only while it is polled. The future ends when the socket fails or the last
+/// handle is dropped.
 ///
-/// The kernel checks requests strictly, so it applies their filters instead of ignoring them.
+/// The socket checks requests strictly, so the kernel applies their filters instead of ignoring
+/// them.
 pub fn connect() -> anyhow::Result<(impl Future<Output = ()> + Send + use<>, Handle)> {
     let (mut connection, handle, _) =
         rtnetlink::new_connection_with_strict_check().context("open a netlink socket")?;
-    // The end of a dump carries its error and whether it is consistent.
+    // The message that ends a dump carries its error and whether the dump is consistent.
     connection.set_forward_done(true);
     Ok((connection, handle))
 }
 
-/// Runs a future that sends to the kernel on its own thread. The kernel answers within the send
+/// Runs a future that sends netlink requests, on its own thread. The kernel answers within the send
 /// call, which blocks while another program holds RTNL.
 pub async fn on_own_thread<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
@@ -47,18 +48,20 @@ pub async fn on_own_thread<T: Send + 'static>(
         .context("a thread for netlink")
 }
 
-/// Returns the kernel's name of this thread's network namespace: `net:[4026531840]`.
+/// Returns the kernel's name of this thread's network namespace, such as `net:[4026531840]`.
 pub fn namespace() -> anyhow::Result<PathBuf> {
     fs::read_link("/proc/thread-self/ns/net").context("read this network namespace")
 }
 
-/// Returns the answers to a dump that `pick` selects.
+/// Returns what `pick` selects from the answers to a dump.
 ///
-/// A dump that changes interrupt may lack unchanged entries, so it is repeated. If changes never
-/// stop, the last attempt counts: events announce the changes, and every caller dumps again later.
+/// A dump that changes interrupt may miss unchanged entries, so it is repeated. If it is always
+/// interrupted, the last attempt counts: events announce the changes, and every caller dumps again
+/// later.
 ///
-/// The kernel runs one dump per socket and refuses another with `EBUSY` (`__netlink_dump_start` in
-/// net/netlink/af_netlink.c). Handles share a socket, so a refused dump is retried.
+/// The kernel runs one dump per socket and refuses a second dump with `EBUSY`
+/// (`__netlink_dump_start` in net/netlink/af_netlink.c). Handles share a socket, so a refused dump
+/// is retried.
 pub(crate) async fn dump<T>(
     handle: &Handle,
     request: RouteNetlinkMessage,
@@ -99,7 +102,7 @@ async fn dump_once<T>(
 }
 
 /// Calls `take` with each message of a dump. Returns true if the dump is consistent. The connection
-/// must forward the end of a dump, which carries its error.
+/// must forward the message that ends the dump, which carries its error.
 pub(crate) async fn dumped<T>(
     mut answers: impl Stream<Item = NetlinkMessage<T>> + Unpin,
     mut take: impl FnMut(T),
@@ -121,7 +124,7 @@ pub(crate) async fn dumped<T>(
     ))
 }
 
-/// Waits for the kernel's answer to a deletion. Returns false if the object was missing.
+/// Waits for the kernel's answer to a deletion. Returns false if the object was already gone.
 pub(crate) async fn deleted<T>(
     mut answers: impl Stream<Item = NetlinkMessage<T>> + Unpin,
 ) -> io::Result<bool> {
@@ -137,7 +140,7 @@ pub(crate) async fn deleted<T>(
             };
         }
     }
-    // The acknowledgement ends the answers.
+    // The acknowledgement comes last.
     Ok(true)
 }
 

@@ -16,9 +16,9 @@ pub struct NextHop {
     pub device: u32,
     /// The source address that the host would use.
     pub source: Option<IpAddr>,
-    /// The ports of the device if it is a bridge.
+    /// The interface indexes of the device's ports if it is a bridge.
     pub ports: Vec<u32>,
-    /// The bridge port that leads to the next hop.
+    /// The interface index of the bridge port to the next hop.
     pub port: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Tables of nftables that another program left: finds and removes them without the tool `nft`
+//! Finds and removes nftables tables that another program left, without the tool `nft`
 //! (linux/netfilter/nf_tables.h).
 
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use nix::sys::socket::{
 use crate::netfilter::attrs::Attrs;
 use crate::raw::{attribute, nested};
 
-/// The subsystem nftables, and its messages.
+/// The nftables subsystem and its messages.
 const SUBSYSTEM: u16 = 10;
 const NEW_TABLE: u16 = 0;
 const GET_TABLE: u16 = 1;
@@ -29,17 +29,17 @@ const DELETE_CHAIN: u16 = 5;
 const NEW_RULE: u16 = 6;
 const GET_RULE: u16 = 7;
 const DELETE_RULE: u16 = 8;
-/// The messages around those that the kernel applies as one.
+/// The messages around a batch, which the kernel applies atomically.
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 /// The lengths of `struct nlmsghdr` and of `struct nfgenmsg` after it.
 const HEAD_LEN: usize = 16;
 const FAMILY_LEN: usize = 4;
-/// How often a dump is tried.
+/// The attempts at a dump.
 const DUMPS: usize = 5;
-/// The kernel's own limit on a message of a dump.
+/// The kernel's limit on a message of a dump, in bytes.
 const ANSWER_LEN: usize = 1 << 16;
-/// The room for errors about a batch.
+/// The receive buffer for errors about a batch, in bytes.
 const ANSWERS: usize = 4 << 20;
 
 const TABLE_NAME: u16 = 1;
@@ -66,7 +66,7 @@ const RETURN: i32 = -5;
 const REGISTER: u32 = 1;
 const STATE_ESTABLISHED: u32 = 1 << 1;
 
-/// The families whose tables other programs make for Services.
+/// The families of the tables that other programs create for Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
     Ip = 2,
@@ -76,7 +76,7 @@ pub enum Family {
 impl Family {
     const ALL: [Self; 2] = [Self::Ip, Self::Ip6];
 
-    /// Returns the word of `nft`.
+    /// Returns the family's name in `nft`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ip => "ip",
@@ -85,13 +85,11 @@ impl Family {
     }
 }
 
-/// A chain as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     pub family: Family,
     pub table: String,
     pub name: String,
-    /// True if the chain translates addresses.
     pub is_nat: bool,
 }
 
@@ -108,7 +106,6 @@ pub fn families_of(table: &str) -> Result<Vec<Family>> {
     Ok(found)
 }
 
-/// Returns the chains of all tables.
 pub fn chains() -> Result<Vec<Chain>> {
     let mut chains = Vec::new();
     for family in Family::ALL {
@@ -145,7 +142,7 @@ pub fn remove_chains(family: Family, table: &str, names: &BTreeSet<String>) -> R
             batch.add(DELETE_RULE, 0, &rule.concat());
         }
     }
-    // Without a handle all rules of the chain go. Chains may jump to one another.
+    // Without a handle, the message deletes all rules of the chain. Chains may jump to one another.
     for name in names {
         let rules = [text(RULE_TABLE, table), text(RULE_CHAIN, name)];
         batch.add(DELETE_RULE, 0, &rules.concat());
@@ -159,7 +156,6 @@ pub fn remove_chains(family: Family, table: &str, names: &BTreeSet<String>) -> R
         .with_context(|| format!("remove chains of table {} {table}", family.name()))
 }
 
-/// Removes a table with all that it holds.
 pub fn remove_table(family: Family, table: &str) -> Result<()> {
     let mut batch = Batch::new(family);
     batch.add(DELETE_TABLE, 0, &text(TABLE_NAME, table));
@@ -168,8 +164,9 @@ pub fn remove_table(family: Family, table: &str) -> Result<()> {
         .with_context(|| format!("remove table {} {table}", family.name()))
 }
 
-/// Makes a table that changes no packet, and has the kernel track connections and translate open
-/// ones. New connections pass its chain, and open ones do not reach it.
+/// Creates a table that leaves packets unchanged and makes the kernel track connections and
+/// translate open connections. New connections traverse its chain, open connections do not reach
+/// it.
 pub fn make_keeper(family: Family, table: &str) -> Result<()> {
     const CHAIN: &str = "nat";
     let mut batch = Batch::new(family);
@@ -238,7 +235,7 @@ fn jumps(rule: &Attrs) -> Result<Vec<String>> {
     Ok(targets)
 }
 
-/// Messages of one family that the kernel applies all or not at all.
+/// Messages of one family that the kernel applies atomically.
 struct Batch {
     family: Family,
     bytes: Vec<u8>,
@@ -254,8 +251,8 @@ impl Batch {
         }
     }
 
-    /// Adds a message without a request for an acknowledgement: the kernel reports errors all the
-    /// same, and acknowledgements of thousands of chains would overrun the socket.
+    /// Adds a message without a request for an acknowledgement: the kernel reports errors in any
+    /// case, and acknowledgements of thousands of chains would overrun the socket.
     fn add(&mut self, kind: u16, flags: u16, attributes: &[u8]) {
         self.messages += 1;
         let flags = NLM_F_REQUEST | flags;
@@ -271,11 +268,12 @@ impl Batch {
     fn commit(mut self) -> io::Result<()> {
         self.bytes.extend(bound(BATCH_END));
         let socket = open()?;
-        // A message beyond the socket's buffer is refused, and a batch is one message.
+        // The kernel refuses a message larger than the socket's buffer, and a batch counts as one
+        // message.
         setsockopt(&socket, sockopt::SndBufForce, &(self.bytes.len() * 2))?;
         setsockopt(&socket, sockopt::RcvBufForce, &ANSWERS)?;
         send(&socket, &self.bytes)?;
-        // The kernel has queued all errors when the call that sends returns.
+        // The kernel has queued all errors when the send call returns.
         let mut answer = vec![0; ANSWER_LEN];
         loop {
             match recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT) {
@@ -289,7 +287,7 @@ impl Batch {
     }
 }
 
-/// Dumps objects of a family, again if they changed meanwhile. A kernel without nftables has none.
+/// Dumps objects of a family, again if they changed meanwhile. Empty if the kernel has no nftables.
 fn list(family: Family, kind: u16, filter: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     for _ in 1..DUMPS {
         match list_once(family, kind, filter) {
@@ -341,8 +339,8 @@ fn send(socket: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls `take` with the kind and content of each message. Fails with `Interrupted` if the objects
-/// of a dump changed meanwhile.
+/// Calls `take` with the kind and content of each message. Fails with `Interrupted` if objects
+/// changed during the dump.
 fn each(mut bytes: &[u8], mut take: impl FnMut(u16, &[u8]) -> io::Result<()>) -> io::Result<()> {
     while let Some((head, _)) = bytes.split_at_checked(HEAD_LEN) {
         let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
@@ -359,7 +357,7 @@ fn each(mut bytes: &[u8], mut take: impl FnMut(u16, &[u8]) -> io::Result<()>) ->
     Ok(())
 }
 
-/// Returns the error of an answer; its number is negative, and 0 without an error.
+/// Reads the error number of an answer, which is negative, or 0 for success.
 fn error(content: &[u8]) -> io::Result<()> {
     let code = content.get(..4).and_then(|code| code.try_into().ok());
     match i32::from_ne_bytes(code.ok_or(io::ErrorKind::InvalidData)?) {
@@ -368,7 +366,7 @@ fn error(content: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Returns the attributes after the family of a message.
+/// Returns the attributes after the message's `struct nfgenmsg`.
 fn attributes(bytes: &[u8]) -> Option<Attrs<'_>> {
     Attrs::parse(bytes.get(FAMILY_LEN..)?).ok()
 }
@@ -386,7 +384,7 @@ fn message(kind: u16, flags: u16, number: u32, content: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// Builds the first or last message of a batch, which names the subsystem in the network's order.
+/// Builds the first or last message of a batch, which has the subsystem in network byte order.
 fn bound(kind: u16) -> Vec<u8> {
     let [high, low] = SUBSYSTEM.to_be_bytes();
     message(kind, NLM_F_REQUEST, 0, &[0, 0, high, low])

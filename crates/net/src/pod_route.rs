@@ -1,5 +1,5 @@
-//! Maintains routes to pods through their nodes, for a host that is a neighbour of the nodes and
-//! has no other routes to the pods.
+//! Maintains routes to pods through their nodes, for a host on the nodes' network without other
+//! routes to the pods.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,11 +16,11 @@ use super::netlink::{Handle, dump};
 use super::route::{MAIN, PROTOCOL, address, family, ip};
 use super::{fib, sysctl};
 
-/// The metric (`RTA_PRIORITY`) of our routes, which follow other programs' routes to the same
+/// The metric (`RTA_PRIORITY`) of kpx's routes, which rank after other programs' routes to the same
 /// network.
 const METRIC: u32 = 4_096;
 
-/// The next hop towards a node's pods.
+/// The next hop to a node's pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hop {
     pub gateway: IpAddr,
@@ -38,8 +38,8 @@ impl PodRoutes {
         Self { handle }
     }
 
-    /// Makes our routes equal to `want`, except where another program's route already covers the
-    /// network. Returns the routes that the kernel refuses; the next call retries them.
+    /// Makes kpx's routes equal to `want`, except where another program's route covers the network.
+    /// Returns the routes that the kernel refuses; the next call retries them.
     pub async fn reconcile(&self, want: &BTreeMap<IpNet, Hop>) -> anyhow::Result<Vec<String>> {
         let (now, others) = read(&self.handle).await?;
         let covered = |net: &IpNet| others.iter().any(|other| other.contains(net));
@@ -70,12 +70,12 @@ impl PodRoutes {
     }
 }
 
-/// Returns the number of our routes, including those of earlier agents.
+/// Returns the number of kpx's routes, including those of earlier agents.
 pub async fn count(handle: &Handle) -> anyhow::Result<usize> {
     Ok(read(handle).await?.0.len())
 }
 
-/// Removes our routes, including those of earlier agents.
+/// Removes kpx's routes, including those of earlier agents.
 pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     let (ours, _) = read(handle).await?;
     for net in ours.into_keys() {
@@ -114,7 +114,7 @@ fn message(net: IpNet, hop: Option<Hop>) -> RouteMessage {
     message
 }
 
-/// Reads our routes to pods, and the networks of other programs' routes, from the main table.
+/// Reads kpx's routes to pods, and the networks of other programs' routes, from the main table.
 async fn read(handle: &Handle) -> anyhow::Result<(BTreeMap<IpNet, Hop>, Vec<IpNet>)> {
     let mut ours = BTreeMap::new();
     let mut others = Vec::new();
@@ -134,7 +134,7 @@ async fn read(handle: &Handle) -> anyhow::Result<(BTreeMap<IpNet, Hop>, Vec<IpNe
             },
         );
         let routes = match routes.await {
-            // A namespace without routes has no table.
+            // A network namespace without routes has no table.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             routes => routes.with_context(|| format!("list the {family:?} routes"))?,
         };
@@ -148,7 +148,7 @@ async fn read(handle: &Handle) -> anyhow::Result<(BTreeMap<IpNet, Hop>, Vec<IpNe
     Ok((ours, others))
 }
 
-/// Reads a network, and its next hop if the route is ours. Returns `None` for our routes to
+/// Returns the network, and the next hop if the route is kpx's. Returns `None` for kpx's routes to
 /// Services, which have no gateway.
 fn parse(route: &RouteMessage) -> Option<(IpNet, Option<Hop>)> {
     let net = fib::specific(route)?;

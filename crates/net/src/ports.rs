@@ -1,4 +1,4 @@
-//! Reserves the source ports that the programs use, so the kernel does not give them to sockets.
+//! Reserves the source ports that the programs use, so the kernel does not assign them to sockets.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -9,16 +9,16 @@ use proxy_common::flow::SOURCE_PORT_FIRST;
 
 use super::sysctl;
 
-/// The range of automatic ports, for both families.
+/// The range from which the kernel assigns ports, for both families.
 const RANGE: &str = "ipv4/ip_local_port_range";
-/// The ports excluded from that range.
+/// The ports in that range that the kernel does not assign.
 const RESERVED: &str = "ipv4/ip_local_reserved_ports";
 
 /// The default node ports (`--service-node-port-range` of the API server). A socket with such a
-/// port would receive packets only from peers that it has sent to.
+/// port would receive packets only from peers to which it has sent.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
-/// Returns the ports of our range and the node ports that the kernel could give to sockets.
+/// Returns kpx's source ports and the node ports that the kernel could assign to sockets.
 pub(super) fn missing() -> Result<BTreeSet<u16>> {
     let range = sysctl::read(RANGE)?.unwrap_or_default();
     let before = reserved()?;
@@ -28,7 +28,7 @@ pub(super) fn missing() -> Result<BTreeSet<u16>> {
         .collect())
 }
 
-/// Returns our ports and node ports within a range in the kernel's format.
+/// Returns kpx's source ports and the node ports within a range in the kernel's format.
 fn given(range: &str) -> BTreeSet<u16> {
     let ends: Vec<u16> = range
         .split_whitespace()
@@ -50,7 +50,7 @@ pub(super) fn reserve(ports: &BTreeSet<u16>) -> Result<()> {
     )
 }
 
-/// Releases the ports that kpx reserved, and keeps other programs' reservations.
+/// Releases the ports that kpx reserved. Other programs' reservations stay.
 pub(super) fn release(ports: &BTreeSet<u16>) -> Result<()> {
     sysctl::write(
         RESERVED,
@@ -73,7 +73,7 @@ pub(super) fn parse(ranges: &str) -> Result<BTreeSet<u16>> {
     Ok(ports)
 }
 
-/// Formats ports as the kernel does; empty without ports.
+/// Formats ports as the kernel does; empty if there are no ports.
 pub(super) fn text(ports: &BTreeSet<u16>) -> String {
     let mut text = String::new();
     let mut ports = ports.iter().copied().peekable();

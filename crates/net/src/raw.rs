@@ -1,4 +1,4 @@
-//! Netlink messages as bytes, for families without a crate, and a socket for them.
+//! Netlink messages as bytes, for netlink families without a crate, and a socket for them.
 
 use std::io;
 
@@ -11,14 +11,13 @@ use rtnetlink::proto::{Connection, ConnectionHandle, new_connection};
 
 use crate::netlink::kernel;
 
-/// A message's type and content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub(crate) kind: u16,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A socket for requests, which can be kept open.
+/// A socket for requests, which may stay open.
 pub(crate) struct Asker {
     connection: Connection<Message>,
     handle: ConnectionHandle<Message>,
@@ -27,7 +26,7 @@ pub(crate) struct Asker {
 impl Asker {
     pub(crate) fn open(protocol: isize) -> io::Result<Self> {
         let (mut connection, handle, _) = new_connection(protocol)?;
-        // The end of a dump carries its error.
+        // The message that ends a dump carries its error.
         connection.set_forward_done(true);
         Ok(Self { connection, handle })
     }
@@ -54,7 +53,7 @@ pub(crate) fn request(kind: u16, flags: u16, bytes: Vec<u8>) -> NetlinkMessage<M
     message
 }
 
-/// Sends a request and returns the first message of its answer, or the kernel's error.
+/// Sends a request. Returns the first message of the answer, or the kernel's error.
 pub(crate) async fn first(
     handle: &ConnectionHandle<Message>,
     request: NetlinkMessage<Message>,
@@ -72,7 +71,7 @@ pub(crate) async fn first(
     Err(io::ErrorKind::UnexpectedEof.into())
 }
 
-/// The length of an attribute's head, and the flag of a nested attribute.
+/// The length of an attribute's header, and the flag of a nested attribute.
 const ATTRIBUTE_HEAD_LEN: usize = 4;
 const NLA_F_NESTED: u16 = 1 << 15;
 

@@ -11,25 +11,25 @@ use super::link::{Link, LinkHeader, LinkKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Loopback,
-    /// The near end of kpx's veth pair, where the service routes lead.
+    /// The near end of kpx's veth pair, through which the service routes go.
     Anchor,
-    /// A device to outside the node or to a pod.
+    /// A device to machines outside the node or to a pod.
     Device {
-        /// True if the far end is a pod.
+        /// True if a pod is behind the device.
         pod: bool,
     },
     /// A device without programs, with the reason.
     Ignored(&'static str),
 }
 
-/// The hosts at the far end of a device, by its routes. A later variant outranks an earlier
-/// variant: a network open to any host is not a pod, even if it has single hosts.
+/// The hosts behind a device, by its routes. A later variant outranks an earlier variant: a network
+/// of any hosts is not a pod, even if routes to single hosts exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FarEnd {
-    /// No route leads there.
+    /// No route uses the device.
     #[default]
     Nothing,
-    /// Routes to single addresses only, none of them this host's.
+    /// Routes to single addresses only. None of the addresses is this host's.
     Hosts,
     Network(IpNet),
     /// A router that forwards packets.
@@ -37,17 +37,18 @@ pub enum FarEnd {
 }
 
 impl FarEnd {
-    /// Returns the evidence of a route to `to`; `own` are this host's addresses.
+    /// Classifies the far end by a route to `to`; `own` are this host's addresses.
     pub fn of(to: IpNet, gateway: bool, own: &HashSet<IpAddr>) -> Self {
         let is_single = to.prefix_len() == to.max_prefix_len();
         match to.addr() {
             _ if gateway => Self::Router,
-            // Every IPv6 device has such a route; for IPv4 both ends configure it.
+            // Every IPv6 device has a link-local route; for IPv4 both ends configure link-local
+            // addresses.
             IpAddr::V4(addr) if addr.is_link_local() || addr.is_multicast() => Self::Nothing,
             IpAddr::V6(addr) if addr.is_unicast_link_local() || addr.is_multicast() => {
                 Self::Nothing
             }
-            // The kernel routes each own IPv6 address to its device.
+            // The kernel adds a route for each of the host's IPv6 addresses.
             addr if is_single && own.contains(&addr) => Self::Nothing,
             _ if is_single => Self::Hosts,
             _ => Self::Network(to),
@@ -56,7 +57,7 @@ impl FarEnd {
 }
 
 /// Returns a device's role. `links` are all devices by interface index, because the role depends on
-/// the master.
+/// the device's master.
 pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
     let to_netns = link.leads_elsewhere();
     let bridge = link.master.and_then(|master| links.get(&master));
@@ -76,7 +77,7 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         _ if link.header == LinkHeader::Other => {
             Role::Ignored("its packets start neither with Ethernet nor with IP")
         }
-        // A virtual function behind the device that fails over to it (hv_netvsc, net_failover).
+        // A virtual function whose master is the failover device (hv_netvsc, net_failover).
         (_, Some(LinkKind::Physical)) => Role::Ignored("its master is served"),
         (_, Some(LinkKind::Bond)) => Role::Ignored("its bond is served"),
         (_, Some(LinkKind::Bridge))
@@ -86,14 +87,14 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         }
         (_, Some(LinkKind::Bridge)) if to_netns => Role::Device { pod: true },
         (_, Some(LinkKind::Bridge)) => Role::Ignored("its bridge is served"),
-        // The node's own macvlan next to its pods': frames from other hosts pass the uplink's hook
-        // first.
+        // The node's own macvlan next to its pods' macvlans: frames from other hosts pass the
+        // uplink's hook first.
         (LinkKind::Macvlan, _) => Role::Device {
             pod: link.far_end == FarEnd::Hosts,
         },
         // CNI plugins give a pod's device no address, or the gateway's address and a route to the
-        // pod. A device with anything else behind it probably leads to a router in a namespace,
-        // where any client may be.
+        // pod. Any other device probably belongs to a router in another namespace, behind which any
+        // client may be.
         _ => Role::Device {
             pod: to_netns && (link.addrs.is_empty() || link.far_end == FarEnd::Hosts),
         },
@@ -103,13 +104,13 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
 /// The master of all ports of Open vSwitch bridges.
 pub const OPEN_VSWITCH: &str = "ovs-system";
 
-/// Returns true for a bridge without an address of the node and only with ports into other
-/// namespaces. The node does not route there: a tenant owns the network, and its addresses may
+/// Returns true for a bridge that has no address of the node and only ports into other namespaces.
+/// The node does not route through such a bridge: a tenant owns the network, and its addresses may
 /// coincide with ClusterIPs.
 fn is_apart(bridge: &Link, links: &BTreeMap<u32, Link>) -> bool {
     let is_nodes = |port: &Link| port.master == Some(bridge.index) && !port.leads_elsewhere();
-    // A VLAN or macvlan on the bridge has its own address, and Open vSwitch has the node's port
-    // inside.
+    // A VLAN or macvlan on the bridge has its own address. An Open vSwitch bridge contains the
+    // node's port.
     let may_carry = |link: &Link| {
         matches!(link.kind, LinkKind::Vlan | LinkKind::Macvlan) && !link.leads_elsewhere()
     };
@@ -119,8 +120,8 @@ fn is_apart(bridge: &Link, links: &BTreeMap<u32, Link>) -> bool {
         && !links.values().any(|link| is_nodes(link) || may_carry(link))
 }
 
-/// Explains why a pair into another namespace does not count as a pod's. Returns `None` if routes
-/// clearly show a router there.
+/// Explains why a pair into another namespace does not count as a pod's device. Returns `None` for
+/// pods' devices and clear routers.
 pub fn why_no_pod(link: &Link, links: &BTreeMap<u32, Link>) -> Option<String> {
     if !link.leads_elsewhere() || role(link, links) != (Role::Device { pod: false }) {
         return None;
@@ -136,7 +137,7 @@ pub fn why_no_pod(link: &Link, links: &BTreeMap<u32, Link>) -> Option<String> {
     ))
 }
 
-/// The flags that identify pods if devices do not.
+/// The flags that identify pods' addresses where devices do not.
 pub const TELL_PODS: &str = "--cluster-cidr or --detect-local-mode";
 
 #[cfg(test)]
@@ -588,7 +589,7 @@ mod tests {
         assert_eq!(why_no_pod(&away(link("v0", Veth)), &BTreeMap::new()), None);
     }
 
-    /// Builds a device into another namespace, with an address and these routes.
+    /// Returns a device into another namespace, with an address and these routes.
     fn far_end(routes: &[&str]) -> Link {
         with_routes(
             Link {

@@ -15,13 +15,13 @@ use tracing::debug;
 use super::netlink::{Handle, dump};
 use super::sysctl;
 
-/// The protocol number (`RTA_PROTOCOL`) of our routes: "K", which neither the kernel's
-/// `rtnetlink.h` nor iproute2's `rt_protos` assigns. `ip route show proto 75` lists them.
+/// The protocol number (`RTA_PROTOCOL`) of kpx's routes: "K", which neither the kernel's
+/// `rtnetlink.h` nor iproute2's `rt_protos` assigns. `ip route show proto 75` lists the routes.
 pub const PROTOCOL: u8 = b'K';
 
 /// The metric of routes that end the look-up in a table. A route through the anchor to the same
-/// network takes precedence: the kernel prefers the smallest metric, and those routes have the
-/// kernel's default, 0 or 1024.
+/// network takes precedence: the kernel prefers the smallest metric, and routes through the anchor
+/// have the kernel's default, 0 or 1024.
 const THROW_METRIC: u32 = 4096;
 
 /// The table that every look-up uses.
@@ -30,11 +30,11 @@ pub const MAIN: u32 = RouteHeader::RT_TABLE_MAIN as u32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Route {
     pub dst: IpNet,
-    /// The source address of sockets that have not bound one.
+    /// The source address for sockets that are not bound to an address.
     pub src: Option<IpAddr>,
 }
 
-/// The result of a pass. The kernel may refuse a route and accept the others.
+/// The result of a pass. The kernel may refuse some routes and accept the rest.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub added: usize,
@@ -44,19 +44,20 @@ pub struct Report {
     pub refused: Vec<(Route, String)>,
 }
 
-/// kpx's routes in a table: through the anchor, or to end the look-up.
+/// kpx's routes in a table, which go through the anchor or end the look-up.
 pub struct Routes {
     handle: Handle,
     table: u32,
     /// The anchor's interface index; `None` for routes that end the look-up.
     anchor: Option<u32>,
-    /// The routes in the kernel, as last read or written. The kernel also removes routes by itself:
-    /// see [`Routes::verify`].
+    /// The routes in the kernel, as last read or written. The kernel removes routes by itself in
+    /// some cases: see [`Routes::verify`].
     now: BTreeMap<IpNet, Option<IpAddr>>,
 }
 
 impl Routes {
-    /// Reads our routes. `anchor` is the anchor's interface index. A new anchor needs a new value.
+    /// Reads kpx's routes. `anchor` is the anchor's interface index; a new anchor needs a new
+    /// `Routes`.
     pub async fn open(handle: Handle, table: u32, anchor: u32) -> anyhow::Result<Self> {
         let now = read(&handle, table, Some(anchor)).await?;
         Ok(Self {
@@ -67,7 +68,7 @@ impl Routes {
         })
     }
 
-    /// Reads our `throw` routes, which end the look-up in a table: the kernel continues with the
+    /// Reads kpx's `throw` routes, which end the look-up in a table: the kernel continues with the
     /// next rule.
     pub async fn open_throws(handle: Handle, table: u32) -> anyhow::Result<Self> {
         let now = read(&handle, table, None).await?;
@@ -79,7 +80,7 @@ impl Routes {
         })
     }
 
-    /// Deletes the routes outside `want`, and adds none.
+    /// Deletes the routes that are not in `want`, and adds none.
     pub async fn retain(&mut self, want: &BTreeSet<Route>) -> anyhow::Result<Report> {
         let kept = want
             .iter()
@@ -89,8 +90,8 @@ impl Routes {
         self.reconcile(&kept).await
     }
 
-    /// Makes our routes equal to `want`, and leaves other programs' routes alone, even conflicting
-    /// ones. Works from the routes in memory, so the cost is that of the difference.
+    /// Makes kpx's routes equal to `want`, and keeps other programs' routes, even conflicting
+    /// routes. Compares with the routes in memory, so the cost is proportional to the difference.
     pub async fn reconcile(&mut self, want: &BTreeSet<Route>) -> anyhow::Result<Report> {
         let mut report = Report::default();
         let want: BTreeMap<IpNet, Route> = want
@@ -123,16 +124,16 @@ impl Routes {
     }
 
     /// Reads the kernel's routes, then reconciles like [`Routes::reconcile`]. Call this
-    /// periodically, because any program may delete routes, and when the node loses an address: the
-    /// kernel removes IPv4 routes with that source.
+    /// periodically, because any program may delete routes, and when the node loses an address,
+    /// because the kernel then removes IPv4 routes with this source.
     pub async fn verify(&mut self, want: &BTreeSet<Route>) -> anyhow::Result<Report> {
         self.now = read(&self.handle, self.table, self.anchor).await?;
         self.reconcile(want).await
     }
 
-    /// Adds a route. Returns true if the kernel accepted it. With `replace` the kernel replaces an
-    /// existing route in one step. Without `replace` it refuses if a route exists, which then
-    /// belongs to another program.
+    /// Adds a route. Returns true if the kernel accepted the route. With `replace` the kernel
+    /// replaces an existing route atomically. Without `replace` the kernel refuses if a route
+    /// exists, which then belongs to another program.
     async fn put(
         &mut self,
         dst: IpNet,
@@ -174,7 +175,8 @@ impl Routes {
 
 type Refused = Vec<(Route, String)>;
 
-/// Records a refusal. Returns an error only if the request failed otherwise.
+/// Returns true if the kernel accepted the request. Records a refusal; any other failure is an
+/// error.
 fn taken(result: Result<(), Error>, route: Route, refused: &mut Refused) -> anyhow::Result<bool> {
     match result {
         Ok(()) => Ok(true),
@@ -264,7 +266,7 @@ async fn read(
     Ok(now)
 }
 
-/// Returns the destination and source of a route, if it is ours.
+/// Returns the destination and source of a route; `None` if the route is not kpx's.
 fn parse(route: &RouteMessage, table: u32, anchor: Option<u32>) -> Option<(IpNet, Option<IpAddr>)> {
     let header = &route.header;
     let is_kind = match anchor {

@@ -1,5 +1,5 @@
 //! Reports changes to other programs' routes and rules in this network namespace, and the loss of
-//! kpx's own.
+//! kpx's routes and rules.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,17 +17,17 @@ use tokio::time::{Instant, sleep};
 use super::route::{PROTOCOL, ip};
 use super::rule::{self, SERVICES, TABLE};
 
-/// The shortest time between two reports: routing daemons change thousands of routes.
+/// The minimum time between two reports: routing daemons change thousands of routes.
 const PAUSE: Duration = Duration::from_millis(500);
 
 const BATCH: usize = 1_024;
 
-/// The watched networks. Routing daemons change thousands of other routes.
+/// The watched networks. Routing daemons change thousands of routes to other networks.
 #[derive(Clone, Debug, Default)]
 pub struct WatchedNets(Arc<Mutex<Option<Vec<IpNet>>>>);
 
 impl WatchedNets {
-    /// Reports only routes within these networks from now on. Before the first call all routes are
+    /// Restricts the reports to routes within these networks. Before the first call all routes are
     /// reported.
     pub fn set(&self, nets: &[IpNet]) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(nets.to_vec());
@@ -76,7 +76,7 @@ async fn follow(
     loop {
         tokio::select! {
             () = changes.closed() => return Ok(()),
-            // Read messages at any time: the queue is unbounded.
+            // Read messages at any time, because the queue is unbounded.
             batch = messages.next() => {
                 let batch = batch.context("the netlink socket for changes of routes closed")?;
                 news |= batch.iter().any(|message| is_change(message, &nets));
@@ -92,7 +92,7 @@ async fn follow(
     }
 }
 
-/// Returns true for a change to report. Lost messages may have been any change.
+/// Returns true for a change to report. Lost messages count, because they may contain any change.
 fn is_change(message: &NetlinkMessage<RouteNetlinkMessage>, nets: &WatchedNets) -> bool {
     match &message.payload {
         NetlinkPayload::InnerMessage(message) => match message {
@@ -112,7 +112,7 @@ fn is_ours(route: &RouteMessage) -> bool {
     route.header.protocol == RouteProtocol::Other(PROTOCOL)
 }
 
-/// Returns true for our route in a table that our rules use.
+/// Returns true for a route in a table that kpx's rules use.
 fn is_service_route(route: &RouteMessage) -> bool {
     [TABLE, SERVICES]
         .into_iter()

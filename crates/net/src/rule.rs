@@ -1,17 +1,17 @@
-//! Maintains the rules that lead packets to kpx's tables.
+//! Maintains the rules that send packets to kpx's tables.
 //!
 //! The rule for the host's own packets precedes the operator's rules: a rule such as `from ADDRESS`
-//! on a multihomed host would otherwise take them. Other packets are translated at a hook, before
+//! on a multihomed host would otherwise match first. Other packets are translated at a hook, before
 //! routing. Packets that no hook has translated reach the same routes after all other rules.
 //!
-//! Rules for external frontends lead only the host's own packets to a frontend into a second table.
-//! A route to the frontend's address would take too much: the address may be another machine's real
-//! address, and packets to other ports must still reach that machine.
+//! Rules for external frontends send only the host's own packets to a frontend to a second table. A
+//! route to the frontend's address would apply to too many packets: the address may be another
+//! machine's real address, and packets to its other ports must still reach that machine.
 //!
-//! Replies are injected into the anchor with the frontend as source. IPv4's rp_filter looks up the
-//! reverse route to that source. This look-up has no ports, since all our rules are for the host's
-//! own packets (`rule_requires_fldissect` in the kernel's fib_rules.h). It has the packet's mark,
-//! if the device is configured for that: see [`Rule::Back`].
+//! The programs inject replies into the anchor with the frontend as source. IPv4's rp_filter looks
+//! up the reverse route to that source. This look-up has no ports, since all rules of kpx are for
+//! the host's own packets (`rule_requires_fldissect` in the kernel's fib_rules.h). The look-up has
+//! the packet's mark if the device is configured for that: see [`Rule::Back`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -40,23 +40,23 @@ pub const TABLE: u32 = u32::from_be_bytes(*b"\0kpx");
 pub const SERVICES: u32 = TABLE + 1;
 
 /// The preference of the rules for the host's own packets: after the local table (0), so that the
-/// host keeps its own addresses, and before the operator's rules. `ip rule show pref 75` lists
-/// them.
+/// host's own addresses stay local, and before the operator's rules. `ip rule show pref 75` lists
+/// the rules.
 ///
 /// `ip rule add` without a preference inserts a rule before the second rule of the list, which is
-/// ours. Our rules then move before it: see [`Rules::verify`].
+/// kpx's. kpx's rules then move before the inserted rule: see [`Rules::verify`].
 pub const PREFERENCE: u32 = b'K' as u32;
 
-/// The preference of the rules for all packets: before the main table's (32766) and after the
-/// operator's rules, the first of which `ip rule add` puts here without a preference. Among rules
-/// with the same preference the kernel uses the oldest first.
+/// The preference of the rules for all packets: before the main table's rule (32766) and after the
+/// operator's rules; `ip rule add` without a preference gives the first such rule this preference
+/// too. Among rules with the same preference the kernel uses the oldest first.
 pub const LAST_PREFERENCE: u32 = 32_765;
 
-/// The largest number of rules. The kernel evaluates rules one by one for each routed packet, so
-/// more rules would cost throughput.
+/// The maximum number of rules. The kernel evaluates rules one by one for each routed packet, so
+/// more rules would reduce throughput.
 pub const MAX: usize = 256;
 
-/// The packets that use a table of ours.
+/// The packets that use one of kpx's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
     /// Packets of the host's own sockets, to the routes of [`SERVICES`].
@@ -93,7 +93,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// The result of a pass. The kernel may refuse a rule and accept the others.
+/// The result of a pass. The kernel may refuse some rules and accept the rest.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub added: usize,
@@ -112,7 +112,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Reads the existing rules, including those of a dead predecessor.
+    /// Reads the existing rules, including those of an earlier kpx instance.
     pub async fn open(handle: Handle) -> anyhow::Result<Self> {
         let (now, others) = read(&handle).await?;
         Ok(Self {
@@ -122,8 +122,8 @@ impl Rules {
         })
     }
 
-    /// Makes our rules equal to `want`. Works from the rules in memory, so the cost is that of the
-    /// difference.
+    /// Makes kpx's rules equal to `want`. Compares with the rules in memory, so the cost is
+    /// proportional to the difference.
     pub async fn reconcile(&mut self, want: &BTreeSet<Rule>) -> anyhow::Result<Report> {
         let mut report = Report::default();
         for (rule, preference) in self
@@ -143,7 +143,7 @@ impl Rules {
             let preference = match rule {
                 Rule::Narrow { .. } | Rule::All { .. } => LAST_PREFERENCE,
                 Rule::Own { .. } => first,
-                // The local table has no such addresses and marks.
+                // No route of the local table matches these addresses and marks.
                 Rule::To(..) | Rule::Back => first.min(PREFERENCE),
             };
             if self.now.get(&rule) != Some(&preference) {
@@ -186,15 +186,15 @@ impl Rules {
         Ok(())
     }
 
-    /// Reads the kernel's rules, then reconciles like [`Rules::reconcile`]. Our rules move before
-    /// other rules that would take packets of the host's own sockets.
+    /// Reads the kernel's rules, then reconciles like [`Rules::reconcile`]. kpx's rules move before
+    /// other rules that would match packets of the host's own sockets.
     pub async fn verify(&mut self, want: &BTreeSet<Rule>) -> anyhow::Result<Report> {
         (self.now, self.others) = read(&self.handle).await?;
         self.reconcile(want).await
     }
 
-    /// Returns the other programs' rules before ours that may take the host's packets to these
-    /// networks, in the syntax of `ip rule`.
+    /// Returns the other programs' rules before kpx's rules that may match the host's packets to
+    /// these networks, in the syntax of `ip rule`.
     pub fn before_ours(&self, nets: &[IpNet]) -> Vec<String> {
         self.others.before_ours(nets)
     }
@@ -211,17 +211,17 @@ impl Rules {
             .del(message(&rule, preference))
             .execute()
             .await;
-        // A missing rule is already as wanted.
+        // A missing rule counts as deleted.
         taken(result, nix::libc::ENOENT, rule, refused)
     }
 }
 
-/// The other programs' rules that affect the place of ours.
+/// The other programs' rules that affect the preference of kpx's rules.
 #[derive(Debug, Default)]
 struct OtherRules {
     /// The preference of the local table's rule, which some programs move (Cilium).
     local: u32,
-    /// The rules that may take packets of the host's own sockets.
+    /// The rules that may match packets of the host's own sockets.
     taking: Vec<OtherRule>,
 }
 
@@ -242,8 +242,8 @@ impl fmt::Display for OtherRule {
 }
 
 impl OtherRules {
-    /// Records a rule that may take the host's packets. Rules for marked packets or for sockets
-    /// bound to a device are skipped: they concern their own program.
+    /// Records a rule if it may match the host's packets. Rules for marked packets or for sockets
+    /// bound to a device are skipped, because they concern only their own program.
     fn take(&mut self, message: &RuleMessage) {
         let mut preference = 0;
         let mut to = None;
@@ -286,9 +286,9 @@ impl OtherRules {
         }
     }
 
-    /// Returns the preference of our rules for the host's own packets: after the local table, and
-    /// before other rules that match any destination. A rule with destinations stays before ours:
-    /// its owner chose them.
+    /// Returns the preference of kpx's rules for the host's own packets: after the local table, and
+    /// before other rules that match any destination. A rule with destinations stays before kpx's
+    /// rules: its owner chose them.
     fn first_preference(&self) -> u32 {
         let usual = PREFERENCE.max(self.local + 1).min(LAST_PREFERENCE);
         let others = self
@@ -316,7 +316,7 @@ impl OtherRules {
     }
 }
 
-/// Returns the other programs' rules that precede ours wherever ours are, like
+/// Returns the other programs' rules that precede kpx's rules at any preference, like
 /// [`Rules::before_ours`].
 pub async fn before_ours(handle: &Handle, nets: &[IpNet]) -> anyhow::Result<Vec<String>> {
     let mut others = OtherRules::default();
@@ -327,12 +327,12 @@ pub async fn before_ours(handle: &Handle, nets: &[IpNet]) -> anyhow::Result<Vec<
     Ok(others.before_ours(nets))
 }
 
-/// Returns the number of our rules, including those of earlier agents.
+/// Returns the number of kpx's rules, including those of earlier agents.
 pub async fn count(handle: &Handle) -> anyhow::Result<usize> {
     Ok(ours(handle).await?.len())
 }
 
-/// Deletes our rules, including those of earlier agents.
+/// Deletes kpx's rules, including those of earlier agents.
 pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     for message in ours(handle).await? {
         match handle.rule().del(message).execute().await {
@@ -343,8 +343,8 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns true if the kernel's state is as wanted: the request succeeded, or failed with `done`.
-/// Records a refusal. Returns an error only if the request failed otherwise.
+/// Returns true if the request succeeded, or failed with the error number `done` because nothing
+/// was left to do. Records a refusal; any other failure is an error.
 fn taken(
     result: Result<(), Error>,
     done: i32,
@@ -362,8 +362,8 @@ fn taken(
     }
 }
 
-/// Reads our rules and the other rules that may precede them. Deletes our rules of another form,
-/// and the duplicates that an interrupted move leaves.
+/// Reads kpx's rules and the other rules that may precede them. Deletes kpx's rules of another
+/// form, and duplicates that an interrupted move left.
 async fn read(handle: &Handle) -> anyhow::Result<(BTreeMap<Rule, u32>, OtherRules)> {
     let (ours, others): (Vec<_>, Vec<_>) =
         list(handle, |_| true).await?.into_iter().partition(is_ours);
@@ -386,7 +386,7 @@ async fn read(handle: &Handle) -> anyhow::Result<(BTreeMap<Rule, u32>, OtherRule
     Ok((now, of_others))
 }
 
-/// Returns all rules with our protocol and preference, or to a table of ours.
+/// Returns all rules with kpx's protocol and preference, or to one of kpx's tables.
 async fn ours(handle: &Handle) -> anyhow::Result<Vec<RuleMessage>> {
     list(handle, is_ours).await
 }
@@ -490,7 +490,7 @@ fn message(rule: &Rule, preference: u32) -> RuleMessage {
 }
 
 /// Returns the rule in a message with its preference; `None` for another program's rule, or for a
-/// form that [`message`] does not make.
+/// form that [`message`] does not build.
 fn parse(message: &RuleMessage) -> Option<(Rule, u32)> {
     let mut addr = None;
     let mut proto = None;
@@ -523,7 +523,7 @@ fn parse(message: &RuleMessage) -> Option<(Rule, u32)> {
         None => Rule::All { ipv6 },
     };
     let as_made = self::message(&rule, preference);
-    // The kernel adds attributes that every rule has.
+    // The kernel adds attributes to every rule.
     let complete = as_made
         .attributes
         .iter()

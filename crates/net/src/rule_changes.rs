@@ -1,7 +1,7 @@
 //! Receives notifications about changes to nftables rules, IPsec policies and routing rules.
 //!
-//! A notification causes a check at once. Periodic checks remain necessary, because legacy iptables
-//! sends no notifications and the kernel drops notifications when it lacks memory.
+//! A notification causes an immediate check. Periodic checks remain necessary, because legacy
+//! iptables sends no notifications and the kernel drops notifications when memory is short.
 
 use std::future::pending;
 
@@ -18,7 +18,7 @@ use tracing::debug;
 
 use super::raw::Message;
 
-/// The netlink families, with the groups of each (linux/netfilter/nfnetlink.h, linux/xfrm.h,
+/// The netlink families with their groups (linux/netfilter/nfnetlink.h, linux/xfrm.h,
 /// linux/rtnetlink.h).
 const GROUPS: [(isize, &[u32]); 3] = [
     (NETLINK_NETFILTER, &[NFNLGRP_NFTABLES]),
@@ -30,7 +30,7 @@ const XFRMNLGRP_POLICY: u32 = 4;
 const RTNLGRP_IPV4_RULE: u32 = 8;
 const RTNLGRP_IPV6_RULE: u32 = 19;
 
-/// The last message of each nftables transaction. The other messages carry all rules of the change.
+/// The last message of each nftables transaction. The messages before it carry all changed rules.
 const NFT_MSG_NEWGEN: u16 = 0x0a0f;
 
 pub(crate) struct RuleChanges(Vec<Heard>);
@@ -75,8 +75,8 @@ impl Heard {
                 .attach_filter(&only(NFT_MSG_NEWGEN))
                 .context("attach a filter")?;
         }
-        // The kernel notifies only sockets with an address. A first send would assign one, but this
-        // socket never sends; an address assigned after subscribing removes the groups.
+        // The kernel notifies only sockets with an address. A first send would assign an address,
+        // but this socket never sends. An address assigned after subscribing removes the groups.
         socket.bind_auto().context("get an address")?;
         groups
             .iter()
@@ -88,7 +88,7 @@ impl Heard {
         })
     }
 
-    /// Waits for messages and reads all that are queued.
+    /// Waits for messages and reads all queued messages.
     async fn next(&mut self) -> Result<()> {
         tokio::select! {
             message = self.messages.next() => drop(message.context("the socket has closed")?),
@@ -99,8 +99,8 @@ impl Heard {
     }
 }
 
-/// Returns a filter that passes only netlink messages of this type. The type follows the four-byte
-/// length; the filter reads it in network byte order (linux/filter.h).
+/// Returns a filter that accepts only netlink messages of this type. The type follows the four-byte
+/// length; the filter reads the type in network byte order (linux/filter.h).
 fn only(kind: u16) -> [SockFilter; 4] {
     const LOAD_HALF_WORD: u16 = 0x28;
     const JUMP_IF_EQUAL: u16 = 0x15;
@@ -120,8 +120,8 @@ mod tests {
 
     use super::*;
 
-    /// The kernel's list has a line for each socket: its family, its address, and the first 32 of
-    /// its groups.
+    /// The kernel's list has a line for each socket: its family, its address, and its first 32
+    /// groups.
     #[tokio::test]
     async fn sockets_have_address_and_groups() {
         let mut news = RuleChanges::subscribe();

@@ -1,8 +1,9 @@
 //! Watches the rules that the fast path depends on: netfilter, IPsec policies, routing rules.
 //!
-//! The watch reads the state every second, as a few numbers and short lists, and at once after a
-//! notification. Legacy iptables sends no notifications, and for nftables the watch receives only
-//! the end of a transaction: the other messages carry every rule.
+//! The watch reads the state every second, as a few numbers and short lists, and immediately after
+//! a notification. Legacy iptables sends no notifications, and for nftables the watch receives only
+//! the end of a transaction: the other messages carry every rule. the end of a transaction: the
+//! other messages carry every rule.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -24,13 +25,14 @@ use super::raw::{self, Asker, Message};
 use super::rule_changes::RuleChanges;
 use super::xfrm;
 
-/// The time between two checks without notifications, and the shortest time with notifications.
+/// The time between periodic checks, and the minimum pause before a check that a notification
+/// causes.
 const PERIOD: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
-/// The time between two reports of an unjudged state.
+/// The time between two reports of a state that is not evaluated yet.
 const REMINDER: Duration = Duration::from_secs(2);
 
-/// The request for the generation of the rules (linux/netfilter/nf_tables.h), and its
+/// The request for the generation of the rules (linux/netfilter/nf_tables.h), and the request's
 /// `struct nfgenmsg`.
 const NFT_MSG_GETGEN: u16 = 0x0a10;
 const HEAD: [u8; 4] = [0; 4];
@@ -41,28 +43,28 @@ const GEN_ID: Range<usize> = HEAD.len()..HEAD.len() + 8;
 /// A fingerprint of the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleState {
-    /// The generation of nftables, as the kernel sends it; `None` without nftables.
+    /// The generation of nftables, as the kernel sends it; `None` if there is no nftables.
     nftables: Option<Vec<u8>>,
     legacy: Legacy,
-    /// True if conntrack follows a connection.
+    /// True if conntrack tracks a connection.
     tracks: bool,
     policies: Vec<xfrm::Policy>,
     routing: Vec<ForeignRule>,
 }
 
-/// The last judged state; `None` if a new judgement is due.
+/// The last evaluated ("judged") state; `None` if a new evaluation is due.
 #[derive(Clone, Debug, Default)]
 pub struct JudgedRules(Arc<Judged>);
 
 #[derive(Debug, Default)]
 struct Judged {
     state: Mutex<Option<RuleState>>,
-    /// Notified when another state was judged.
+    /// Notified when a state is set.
     news: Notify,
 }
 
 impl JudgedRules {
-    /// Sets the judged state, which was read before the judgement.
+    /// Sets the evaluated state, which must be read before the evaluation.
     pub fn set(&self, state: Option<RuleState>) {
         *self.0.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         self.0.news.notify_one();
@@ -74,8 +76,8 @@ impl JudgedRules {
     }
 }
 
-/// Calls `hold` repeatedly with whether the current state was judged, and reports unjudged states.
-/// Ends when the receiver is gone, or when `hold` fails.
+/// Calls `hold` repeatedly: with true if the current state has been evaluated. Reports other
+/// states. Ends when the receiver is gone, or when `hold` fails.
 pub async fn watch_rules(
     handle: Handle,
     judged: JudgedRules,
@@ -84,7 +86,7 @@ pub async fn watch_rules(
 ) -> Result<()> {
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Subscribe before the first check, so later changes are noticed.
+    // Subscribe before the first check, so that no later change is missed.
     let mut news = RuleChanges::subscribe();
     let mut reader = Reader::new(handle);
     let mut reported = None;
@@ -100,13 +102,13 @@ pub async fn watch_rules(
             reader.read().await
         };
         let read = tokio::select! {
-            // Check this first: a runtime that shuts down fails the sockets.
+            // Check this first, because the sockets fail when a runtime shuts down.
             biased;
             () = changes.closed() => return Ok(()),
             read = look => read,
         };
         not_before = Instant::now() + PAUSE;
-        // A state that cannot be read (no memory, no file descriptors) counts as unjudged.
+        // An unreadable state (no memory, no file descriptors) counts as not evaluated.
         let state = read
             .inspect_err(|error| debug!("the state of rules: {error:#}"))
             .ok();
@@ -114,14 +116,13 @@ pub async fn watch_rules(
         hold(is_judged)?;
         if !is_judged && (state != reported || reminder <= Instant::now()) {
             (reported, reminder) = (state, Instant::now() + REMINDER);
-            // A queued report covers this state.
+            // A report that is already queued covers this state.
             let _sent = changes.try_send(());
         }
     }
 }
 
 impl RuleState {
-    /// Reads the state of this network namespace.
     pub async fn read(handle: &Handle) -> Result<Self> {
         Reader::new(handle.clone()).read().await
     }
@@ -135,7 +136,7 @@ struct Reader {
 
 struct Sockets {
     nftables: Asker,
-    /// `None` on a kernel without IPsec.
+    /// `None` if the kernel has no IPsec.
     xfrm: Option<Asker>,
 }
 
@@ -151,7 +152,7 @@ impl Reader {
         // Failed sockets, and sockets with abandoned requests, are replaced.
         let mut sockets = self.sockets.take().map_or_else(Sockets::open, Ok)?;
         let legacy = Legacy::read(true)?;
-        // The kernel follows connections only if a rule requires it.
+        // The kernel tracks connections only if a rule requires it.
         let tracks = tracks_connections()?;
         let nftables = sockets
             .nftables
@@ -180,7 +181,7 @@ impl Sockets {
     }
 }
 
-/// Returns the generation as the kernel sends it; `None` without nftables.
+/// Returns the generation as the kernel sends it; `None` if there is no nftables.
 async fn number(handle: &ConnectionHandle<Message>) -> io::Result<Option<Vec<u8>>> {
     let request = raw::request(NFT_MSG_GETGEN, NLM_F_REQUEST, HEAD.to_vec());
     match raw::first(handle, request).await {

@@ -1,5 +1,5 @@
-//! Lists connected UDP sockets of this network namespace over netlink, aborts UDP and TCP sockets,
-//! and finds the owners of TCP sockets (linux/sock_diag.h, linux/inet_diag.h).
+//! Lists connected UDP sockets of this network namespace through netlink, aborts UDP and TCP
+//! sockets, and finds out whether TCP sockets have owners (linux/sock_diag.h, linux/inet_diag.h).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,21 +24,20 @@ const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 /// The state of a connected UDP socket, as a bit.
 const ESTABLISHED: u32 = 1 << 1;
-/// The cookie that matches any socket with the same ends (`INET_DIAG_NOCOOKIE`, twice).
+/// The cookie that matches any socket with the requested endpoints (`INET_DIAG_NOCOOKIE`, twice).
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 
-/// The time limit for an answer about a single socket.
+/// The maximum time to wait for an answer about a single socket.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// The length of `struct inet_diag_sockid`, and its offset in `struct inet_diag_msg`, after four
 /// single bytes.
 const ID_LEN: usize = 48;
 const ID_AT: usize = 4;
-/// The offset of the inode in `struct inet_diag_msg`: after the id, a timer, two queues and a uid,
-/// of four bytes each.
+/// The offset of the inode in `struct inet_diag_msg`, after the id and four fields of four bytes: a
+/// timer, two queues and a uid.
 const INODE_AT: usize = ID_AT + ID_LEN + 16;
 
-/// A connected UDP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UdpSocket {
     family: u8,
@@ -52,7 +51,7 @@ impl UdpSocket {
         u64::from(self.word(40)) | u64::from(self.word(44)) << 32
     }
 
-    /// Returns the peer. An IPv4-mapped address becomes an IPv4 address.
+    /// Returns the peer's address and port. An IPv4-mapped address becomes an IPv4 address.
     pub fn peer(&self) -> SocketAddr {
         let port = u16::from_be_bytes([self.id[2], self.id[3]]);
         let bytes: [u8; 16] = std::array::from_fn(|nth| self.id[20 + nth]);
@@ -88,10 +87,10 @@ impl UdpSocket {
 #[derive(Clone)]
 pub struct Handle(ConnectionHandle<Message>);
 
-/// Opens the socket. Requests get answers only while the connection's future is polled.
+/// Opens the socket. Requests are answered only while the connection's future is polled.
 pub fn connect() -> io::Result<(Connection<Message>, Handle)> {
     let (mut connection, handle, _) = new_connection(NETLINK_SOCK_DIAG)?;
-    // The end of a dump carries its error.
+    // The message that ends a dump carries its error.
     connection.set_forward_done(true);
     Ok((connection, Handle(handle)))
 }
@@ -120,12 +119,12 @@ impl Handle {
     }
 
     /// Aborts a socket. A process that waits on the socket, or uses it next, gets ECONNABORTED.
-    /// Returns false if the socket was gone.
+    /// Returns false if the socket was already gone.
     pub async fn abort(&self, socket: &UdpSocket) -> io::Result<bool> {
         self.destroy((socket.family, IPPROTO_UDP), &socket.id).await
     }
 
-    /// Aborts the TCP socket with these ends, like [`Self::abort`].
+    /// Aborts the TCP socket with these endpoints, like [`Self::abort`].
     pub async fn abort_tcp(&self, local: SocketAddr, peer: SocketAddr) -> io::Result<bool> {
         let family = if local.is_ipv4() { AF_INET } else { AF_INET6 };
         self.destroy((family, IPPROTO_TCP), &id(local, peer)).await
@@ -165,10 +164,10 @@ impl Handle {
     }
 }
 
-/// Returns true if a process owns the TCP socket with these ends, and false if its process closed
-/// it. The kernel finds the socket by hash.
+/// Returns true if a process owns the TCP socket with these endpoints, and false if the process has
+/// closed the socket. The kernel finds the socket by hash.
 ///
-/// Returns `None` if the kernel finds no such socket, or lacks `tcp_diag` (`ENOENT` in both cases).
+/// Returns `None` if the kernel has no such socket, or no `tcp_diag` (`ENOENT` in both cases).
 pub async fn has_owner(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
     let (connection, handle) = connect()?;
     let closed = || {
@@ -183,12 +182,12 @@ pub async fn has_owner(local: SocketAddr, peer: SocketAddr) -> io::Result<Option
     }
 }
 
-/// Reads from a `struct inet_diag_msg` whether its socket has an owner. Returns `None` for other
-/// ports: without a connection the kernel returns the listener at the same port.
+/// Reads from a `struct inet_diag_msg` whether the socket has an owner. Returns `None` if the ports
+/// differ: if there is no such connection, the kernel returns the listener at the local port.
 fn owner(message: &[u8], wanted: &[u8; ID_LEN]) -> Option<bool> {
     let ports = message.get(ID_AT..ID_AT + 4)?;
     let inode = message.get(INODE_AT..INODE_AT + 4)?;
-    // A socket without an inode has no owner.
+    // A socket with inode 0 has no owner.
     (*ports == wanted[..4]).then(|| inode != [0; 4])
 }
 
@@ -207,7 +206,7 @@ fn id(local: SocketAddr, peer: SocketAddr) -> [u8; ID_LEN] {
     id
 }
 
-/// Builds a request with a `struct inet_diag_req_v2`, for a family and a protocol.
+/// Builds a request with a `struct inet_diag_req_v2` for a family and a protocol.
 fn request(
     kind: u16,
     flags: u16,
@@ -248,7 +247,7 @@ mod tests {
                 Some(false),
                 "{at}: it was closed"
             );
-            // The listener has the same port but other ends.
+            // The listener has the same local port but another peer.
             let never = SocketAddr::new(peer.ip(), 1);
             assert_eq!(
                 has_owner(peer, never).await.unwrap(),

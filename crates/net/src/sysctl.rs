@@ -7,13 +7,12 @@ use std::{fs, io};
 use anyhow::{Context, ensure};
 use tracing::info;
 
-/// Returns true if this kernel has IPv6.
 pub fn has_ipv6() -> bool {
     path("ipv6").is_ok_and(|path| path.exists())
 }
 
 /// Reads a parameter. `key` is a path below `net`, such as `ipv4/conf/lo/accept_local`. Returns
-/// `None` if the kernel lacks it.
+/// `None` if the kernel has no such parameter.
 pub fn read(key: &str) -> anyhow::Result<Option<String>> {
     match fs::read_to_string(path(key)?) {
         Ok(value) => Ok(Some(value.trim().to_owned())),
@@ -22,7 +21,7 @@ pub fn read(key: &str) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Writes a parameter if its value differs, so read-only sysctls suffice once they are right.
+/// Writes a parameter if its value differs, so correct sysctls may be read-only.
 pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
     if let Some(old) = set(key, value)? {
         info!(key, old, value, "sysctl set");
@@ -30,23 +29,22 @@ pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes like [`write`], without a log line. Returns the previous value; `None` if it was already
-/// right.
+/// Writes like [`write`], without a log line. Returns the previous value; `None` if it was equal.
 pub fn set(key: &str, value: &str) -> anyhow::Result<Option<String>> {
     let old = read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
     if old == value {
         return Ok(None);
     }
-    // The newline makes the kernel accept an empty value.
+    // With the newline the kernel accepts an empty value.
     fs::write(path(key)?, format!("{value}\n"))
         .with_context(|| format!("set sysctl net/{key} to {value}, it is {old}"))?;
     Ok(Some(old))
 }
 
 /// Returns a parameter's path. Container runtimes mount /proc/sys read-only, so pods mount the
-/// host's at another path. Both paths show the reader's network namespace.
+/// host's /proc/sys at another path. Both paths show the reader's network namespace.
 ///
-/// A key from a file must not leave the folder, because kpx writes there as root.
+/// A key from a file must not escape the directory, because kpx writes there as root.
 fn path(key: &str) -> anyhow::Result<PathBuf> {
     static ROOT: LazyLock<&Path> = LazyLock::new(|| {
         let [own, hosts] = ["/proc/sys/net", "/host/proc/sys/net"].map(Path::new);

@@ -20,24 +20,25 @@ use super::filter;
 use super::link::{self, Link, LinkKind};
 use super::netlink::{Handle, connect, dump};
 
-/// The shortest time between two full lists.
+/// The minimum time between two full lists.
 const MIN_PERIOD: Duration = Duration::from_secs(1);
 
-/// The bytes of events that the kernel may queue, up to `net.core.rmem_max`.
+/// The bytes of events that the kernel may queue, limited by `net.core.rmem_max`.
 const RECEIVE_BUFFER: u32 = 4 << 20;
 
-/// The shortest time between two look-ups of routes. A pod starts after its CNI plugin ends, which
+/// The minimum time between two look-ups of routes. A pod starts after its CNI plugin exits, which
 /// takes about as long.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The messages handled before a report.
+/// The maximum number of messages handled before a report.
 const BATCH: usize = 256;
 
 type Links = BTreeMap<u32, Link>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// The full list: other devices are gone. Sent first, after lost events, and once per period.
+    /// The full list: devices not in the list are gone. Sent first, after lost events, and once per
+    /// period.
     All(Vec<Link>),
     /// A new or changed device.
     Put(Box<Link>),
@@ -47,15 +48,15 @@ pub enum LinkEvent {
 
 /// Reports the devices of this thread's network namespace until the receiver is gone. Events follow
 /// the kernel's messages at once; several changes of a device in a batch become one event. Every
-/// `period` a full list lets the receiver check its own changes to the devices.
+/// `period` a full list lets the receiver verify its own changes to the devices.
 pub async fn watch(events: mpsc::Sender<LinkEvent>, period: Duration) -> anyhow::Result<()> {
     let groups = [
         MulticastGroup::Link,
         MulticastGroup::Ipv4Ifaddr,
         MulticastGroup::Ipv6Ifaddr,
     ];
-    // Two sockets keep answers from competing with events for room. Subscribing first catches
-    // changes during the first list.
+    // With two sockets, answers and events do not compete for buffer space. Subscribing before the
+    // first list misses no change.
     let (mut event_socket, _, messages) =
         rtnetlink::new_multicast_connection(&groups).context("subscribe to changes of devices")?;
     event_socket
@@ -91,7 +92,7 @@ async fn follow(
 ) -> anyhow::Result<()> {
     let mut messages = messages.ready_chunks(BATCH);
     let mut routes = routes.ready_chunks(BATCH);
-    // The devices whose routes, or whose filters, have changed.
+    // The devices whose routes or filters have changed.
     let mut rerouted_devices = BTreeSet::new();
     let mut refiltered = BTreeSet::new();
     let mut look_at = Instant::now();
@@ -132,8 +133,8 @@ async fn follow(
     }
 }
 
-/// Lists devices before addresses: an address on an unlisted device comes again as an event, after
-/// the device's own.
+/// Lists devices before addresses: an address on an unlisted device arrives again as an event,
+/// after the event for the device.
 async fn list(handle: &Handle, links: &mut Links) -> anyhow::Result<Vec<LinkEvent>> {
     links.clear();
     for message in dump(handle, link::get_all(), Some)
@@ -182,9 +183,9 @@ async fn changes(
             touched.extend(apply(links, RouteNetlinkMessage::NewLink(message)));
         }
     }
-    // When a device or an address goes, the kernel removes its routes without a message.
+    // When a device or an address disappears, the kernel removes its routes without a message.
     far_end::query(handle, links, touched.iter().copied()).await?;
-    // The message about its filter may have preceded the message about the device.
+    // The message about a filter may have preceded the message about its device.
     filter::query(
         handle,
         links,
@@ -200,7 +201,8 @@ async fn changes(
         .collect())
 }
 
-/// Returns the events for devices with changed routes or filters, if their evidence differs.
+/// Reads the changed routes and filters of these devices. Returns the events for devices that
+/// differ.
 async fn looked_at(
     handle: &Handle,
     links: &mut Links,
@@ -219,7 +221,7 @@ async fn looked_at(
         .collect())
 }
 
-/// Returns the devices with changed routes that decide their roles.
+/// Returns the devices whose changed routes decide their roles.
 fn stale(links: &Links, messages: &[NetlinkMessage<RouteNetlinkMessage>]) -> BTreeSet<u32> {
     let reported = links
         .values()
@@ -247,7 +249,7 @@ fn difference(index: u32, before: Option<&Link>, now: Option<&Link>) -> Option<L
     }
 }
 
-/// Applies a message. Returns the index of its device if the device has changed.
+/// Applies a message. Returns the interface index of the device if the device has changed.
 fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
     match message {
         RouteNetlinkMessage::NewLink(message) => {
@@ -283,9 +285,9 @@ fn apply(links: &mut Links, message: RouteNetlinkMessage) -> Option<u32> {
     }
 }
 
-/// Returns the veth that remains when its other end moves to another network namespace. The kernel
-/// announces the move, but not the change of the remaining end until its carrier changes, when
-/// packets already flow.
+/// Returns the index of the end that remains when a pair's other end moves to another network
+/// namespace. The kernel announces the move, but the change of the remaining end only when its
+/// carrier changes, when packets already flow.
 fn orphaned_peer(message: &RouteNetlinkMessage) -> Option<u32> {
     let RouteNetlinkMessage::DelLink(message) = message else {
         return None;
@@ -429,7 +431,7 @@ mod tests {
         message.header.index = index;
         message.header.prefix_len = net.prefix_len();
         message.header.scope = AddressScope::Universe;
-        // With IFA_LOCAL, as on a point-to-point device, IFA_ADDRESS is the far end's.
+        // With IFA_LOCAL, as on a point-to-point device, IFA_ADDRESS is the peer's address.
         if net.addr().is_ipv4() {
             message
                 .attributes

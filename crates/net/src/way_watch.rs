@@ -16,20 +16,20 @@ use rtnetlink::MulticastGroup;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-/// The shortest time between two reports. A pod can change its own link address at any rate, and
+/// The minimum time between two reports. A pod can change its own link address at any rate, and
 /// each report costs every flow on the fast path a few look-ups.
 const PAUSE: Duration = Duration::from_millis(50);
 
 const BATCH: usize = 1_024;
 
-/// Calls `changed` after changes, until it fails or the receiver of `stop` is gone.
+/// Calls `changed` after changes, until `changed` fails or the receiver of `stop` is gone.
 pub async fn watch_ways(stop: mpsc::Sender<()>, changed: impl FnMut() -> Result<()>) -> Result<()> {
     use MulticastGroup::{Ipv4Route, Ipv4Rule, Ipv6Route, Ipv6Rule, Link, Neigh};
     let groups = [Link, Neigh, Ipv4Route, Ipv6Route, Ipv4Rule, Ipv6Rule];
     let (socket, _, messages) = rtnetlink::new_multicast_connection(&groups)
         .context("subscribe to changes of routes and neighbours")?;
     tokio::select! {
-        // Check this first: a runtime that shuts down fails the socket.
+        // Check this first, because the socket fails when a runtime shuts down.
         biased;
         () = stop.closed() => Ok(()),
         () = socket => bail!("the netlink socket for changes of routes and neighbours failed"),
@@ -48,7 +48,7 @@ async fn follow(
     tokio::pin!(pause);
     loop {
         tokio::select! {
-            // Read messages at any time: the queue is unbounded.
+            // Read messages at any time, because the queue is unbounded.
             batch = messages.next() => {
                 let batch = batch.context("the netlink socket for changes of routes and neighbours closed")?;
                 for message in &batch {
@@ -65,12 +65,13 @@ async fn follow(
     }
 }
 
-/// The usable neighbours: link addresses by device and address.
+/// The usable neighbours: link addresses by interface index and address.
 #[derive(Default)]
 struct Neighbours(BTreeMap<(u32, IpAddr), Vec<u8>>);
 
 impl Neighbours {
-    /// Returns true for a change to report. Lost messages may have been any change.
+    /// Returns true for a change to report. Lost messages count, because they may contain any
+    /// change.
     fn is_change(&mut self, message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
         let message = match &message.payload {
             NetlinkPayload::InnerMessage(message) => message,
@@ -86,8 +87,8 @@ impl Neighbours {
         }
     }
 
-    /// Returns true if the neighbour has another link address, or became unusable. The kernel also
-    /// reports each probe.
+    /// Returns true if the neighbour's link address changed, or the neighbour became unusable. The
+    /// kernel reports each probe too.
     fn put(&mut self, neighbour: &NeighbourMessage) -> bool {
         let Some(name) = named(neighbour) else {
             return false;
@@ -109,13 +110,13 @@ impl Neighbours {
     }
 }
 
-/// NUD_VALID of net/neighbour.h: the states in which the kernel sends to a neighbour.
+/// The states in which the kernel sends to a neighbour (NUD_VALID of net/neighbour.h).
 fn is_usable(state: NeighbourState) -> bool {
     use NeighbourState::{Delay, Noarp, Permanent, Probe, Reachable, Stale};
     matches!(state, Permanent | Noarp | Reachable | Probe | Stale | Delay)
 }
 
-/// Returns the device and the address; `None` for an entry of a bridge's table.
+/// Returns the interface index and the address; `None` for an entry of a bridge's forwarding table.
 fn named(neighbour: &NeighbourMessage) -> Option<(u32, IpAddr)> {
     let address = neighbour
         .attributes

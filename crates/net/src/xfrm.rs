@@ -1,4 +1,4 @@
-//! Lists the IPsec policies for packets that leave the host, over netlink (linux/xfrm.h).
+//! Lists the IPsec policies for packets that leave the host, through netlink (linux/xfrm.h).
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use super::raw::{self, Asker, Message};
 
 const XFRM_MSG_NEWPOLICY: u16 = 0x13;
 const XFRM_MSG_GETPOLICY: u16 = 0x15;
-/// The attributes with the encryption templates and with the policy's xfrm device.
+/// The attributes with the policy's encryption templates and with its xfrm device.
 const XFRMA_TMPL: u16 = 5;
 const XFRMA_IF_ID: u16 = 31;
 
@@ -25,7 +25,7 @@ const XFRM_POLICY_BLOCK: u8 = 1;
 
 /// The length of `struct xfrm_userpolicy_id`, the body of a request.
 const ID_LEN: usize = 64;
-/// The length of `struct xfrm_userpolicy_info`, and offsets in it. The selector is its first field.
+/// The length of `struct xfrm_userpolicy_info`, and offsets in it. The selector is the first field.
 const INFO_LEN: usize = 168;
 const DST_AT: usize = 0;
 const SRC_AT: usize = 16;
@@ -38,7 +38,7 @@ const ACTION_AT: usize = 161;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// A policy that encrypts or blocks packets that leave the host, on any device.
+/// A policy that encrypts or blocks packets that leave the host on any device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     src: IpNet,
@@ -51,23 +51,23 @@ impl fmt::Display for Policy {
     }
 }
 
-/// Lists this network namespace's policies for outgoing packets; empty without IPsec. Takes
-/// CAP_NET_ADMIN.
+/// Lists this network namespace's policies for outgoing packets; empty if the kernel has no IPsec.
+/// Requires CAP_NET_ADMIN.
 pub async fn outgoing_policies() -> Result<Vec<Policy>> {
     policies(&mut open()?, &[XFRM_POLICY_OUT]).await
 }
 
-/// Lists the policies for forwarded packets: directions forward and out.
+/// Lists the policies for forwarded packets, which have direction `fwd` or `out`.
 pub async fn forwarding_policies() -> Result<Vec<Policy>> {
     forwarding_policies_by(&mut open()?).await
 }
 
-/// Lists the same policies over a persistent socket.
+/// Lists the policies for forwarded packets through a persistent socket.
 pub(crate) async fn forwarding_policies_by(socket: &mut Option<Asker>) -> Result<Vec<Policy>> {
     policies(socket, &[XFRM_POLICY_OUT, XFRM_POLICY_FWD]).await
 }
 
-/// Opens a socket for policy queries; `None` on a kernel without IPsec.
+/// Opens a socket for policy queries; `None` if the kernel has no IPsec.
 pub(crate) fn open() -> Result<Option<Asker>> {
     match Asker::open(NETLINK_XFRM) {
         Err(error) if error.raw_os_error() == Some(nix::libc::EPROTONOSUPPORT) => Ok(None),
@@ -100,7 +100,7 @@ async fn policies(socket: &mut Option<Asker>, directions: &[u8]) -> Result<Vec<P
 }
 
 /// Returns the policy in a message. Returns `None` for a policy of another direction, for a policy
-/// that passes packets unchanged, and for the policy of an xfrm device, which only that device
+/// that lets packets pass unchanged, and for the policy of an xfrm device, which only that device
 /// applies.
 fn policy(message: &Message, directions: &[u8]) -> Option<Policy> {
     let info = message
@@ -150,7 +150,7 @@ fn attributes(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
 mod tests {
     use super::*;
 
-    /// Returns a message from a little-endian kernel: selector, direction, action, attributes.
+    /// Returns a message of a little-endian kernel: selector, direction, action, attributes.
     fn message(selector: &str, [dir, action]: [u8; 2], attributes: &str) -> Message {
         let bytes = |hex: &str| -> Vec<u8> {
             (0..hex.len())

@@ -1,5 +1,5 @@
-//! The socket programs among the attached programs. If they are optional and fail, the packet
-//! programs translate instead.
+//! Attaches the socket programs. If they are optional and fail, the packet programs translate
+//! instead.
 
 use anyhow::{Context, Result};
 use tracing::warn;
@@ -27,21 +27,21 @@ impl Attachments {
         Ok(())
     }
 
-    /// Detaches the socket programs; the packet programs serve the sockets from now on.
+    /// Detaches the socket programs. The packet programs serve the sockets from then on.
     fn leave_sockets_to_packets(&mut self, why: &anyhow::Error) -> Result<()> {
         if let Some(sockets) = self.sockets.take() {
             sockets.detach();
         }
         if let Some(Persistence { pins, .. }) = &self.persistence {
             remove_unused(pins, None)?;
-            // Else the next repair would report the removed pins as missing.
+            // Otherwise the next repair would report the removed pins as missing.
             self.keep_maps()?;
         }
         self.leave_sockets(format!("{why:#}"));
         Ok(())
     }
 
-    /// Leaves sockets to the packet programs, for this reason.
+    /// Lets the packet programs serve the sockets, and records the reason.
     pub fn leave_sockets(&mut self, why: String) {
         warn!(why, "packets serve the sockets of this host");
         self.note_sockets_left(Some(why));
@@ -51,13 +51,13 @@ impl Attachments {
         self.sockets_left = why;
     }
 
-    /// Returns why packets are translated instead of sockets, if socket programs were requested.
+    /// Returns why packet programs serve the sockets, if socket programs were requested.
     pub fn sockets_left(&self) -> Option<&str> {
         self.sockets_left.as_deref()
     }
 
-    /// Returns the served sockets, and the reason if they differ from the options: `off`, `host`,
-    /// `all`, `auto: …`.
+    /// Returns the scope of socket load balancing, and the reason if it differs from the options:
+    /// `off`, `host`, `all`, `auto: …`.
     pub fn socket_lb(&self) -> String {
         match (&self.sockets, &self.sockets_left) {
             (Some(sockets), _) => sockets.served(),
@@ -66,8 +66,8 @@ impl Attachments {
         }
     }
 
-    /// Returns the selection of pods for socket load balancing, if it is enabled and the programs
-    /// are attached.
+    /// Returns the pods' selection for socket load balancing; `None` if it is disabled or the
+    /// programs are not attached.
     pub fn pod_sockets(&self, rows: Option<PodRows>) -> Result<Option<PodSockets>> {
         let (Some(sockets), Some(rows)) = (&self.sockets, rows) else {
             return Ok(None);
@@ -79,7 +79,7 @@ impl Attachments {
         self.sockets.as_ref().map(Sockets::status)
     }
 
-    /// Attaches missing socket programs again and returns their number.
+    /// Attaches missing socket programs again. Returns their number.
     pub fn repair_sockets(&mut self) -> Result<u64> {
         match (&mut self.sockets, &self.persistence) {
             (Some(sockets), Some(Persistence { pins, .. })) => {

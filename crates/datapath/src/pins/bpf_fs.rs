@@ -1,5 +1,5 @@
-//! Finds the owner of the BPF file system that holds the pins: the host's outlives a container, a
-//! container's own does not.
+//! Finds the owner of the BPF file system that contains the pins. The host's outlives a container,
+//! a container's own does not.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
@@ -17,15 +17,15 @@ pub(super) const MOUNT_POINT: &str = "/sys/fs/bpf";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BpfFs {
     Host,
-    /// This container: the file system goes with it.
+    /// This container: the file system disappears with it.
     Container,
-    /// Host or container.
+    /// The host or this container.
     Unknown,
 }
 
-/// Mounts a BPF file system at the usual place if none is there, which takes CAP_SYS_ADMIN. Returns
-/// its owner. Call this before giving up capabilities: reading the namespaces of process 1 takes
-/// all capabilities of process 1.
+/// Mounts a BPF file system at the usual place if there is none, which requires CAP_SYS_ADMIN.
+/// Returns the file system's owner. Call this before giving up capabilities: reading the namespaces
+/// of process 1 requires all capabilities of process 1.
 pub fn ensure_bpf_fs(root: &Path) -> Result<BpfFs> {
     if is_on_bpf_fs(root)? {
         return owner(root);
@@ -35,7 +35,8 @@ pub fn ensure_bpf_fs(root: &Path) -> Result<BpfFs> {
         "{} is not in a BPF file system: mount one there, or use a folder below {MOUNT_POINT}",
         root.display()
     );
-    // The lock prevents two processes from mounting at once: one mount would hide the other.
+    // The lock prevents two processes from mounting at the same time, which would hide the first
+    // mount.
     let mount_point = File::open(MOUNT_POINT).with_context(|| format!("open {MOUNT_POINT}"))?;
     let _lock = Flock::lock(mount_point, FlockArg::LockExclusive)
         .map_err(|(_, errno)| errno)
@@ -63,14 +64,15 @@ fn owner(root: &Path) -> Result<BpfFs> {
         .with_context(|| format!("look at {}", root.display()))?
         .dev();
     let dev = format!("{}:{}", major(dev), minor(dev));
-    // Process 1 is the host's only in the host's PID namespace.
+    // Process 1 is the host's init only in the host's PID namespace.
     let mounts_of = |process| fs::read_to_string(format!("/proc/{process}/mountinfo")).ok();
     let of_host = mounts_of("1").filter(|_| is_in_pid_namespace_of_the_host());
     let own = mounts_of("self").unwrap_or_default();
     Ok(judge(&dev, of_host.as_deref(), &own))
 }
 
-/// Decides by the mounts of process 1 if it is the host's, else by this process's mounts.
+/// Determines the owner from the mounts of the host's process 1 (`of_host`), or from this process's
+/// mounts (`own`) if they are unavailable.
 fn judge(dev: &str, of_host: Option<&str>, own: &str) -> BpfFs {
     let is_there = |mounts: &str| {
         mounts
@@ -115,7 +117,7 @@ pub(super) fn is_on_bpf_fs(path: &Path) -> Result<bool> {
     Ok(fs.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Returns the path, or its closest existing ancestor.
+/// Returns the path, or the closest existing directory above it.
 fn there(path: &Path) -> Result<&Path> {
     path.ancestors()
         .find(|dir| dir.exists())

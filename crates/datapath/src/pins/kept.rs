@@ -1,5 +1,5 @@
-//! Holds the pinned maps open. Another program may remove pins or unmount their file system, and
-//! only pinned maps outlive the agent.
+//! Holds the pinned maps open, to pin them again after another program removes the pins or unmounts
+//! their file system: only pinned maps outlive the agent.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -44,7 +44,7 @@ impl KeptMaps {
 }
 
 impl Pins {
-    /// Creates missing folders again. Returns an error if the BPF file system is unmounted.
+    /// Creates missing directories again. Returns an error if the BPF file system is unmounted.
     pub(crate) fn reopen(&self) -> Result<()> {
         if self.maps().exists() && self.links().exists() {
             return Ok(());

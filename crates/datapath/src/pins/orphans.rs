@@ -1,6 +1,6 @@
 //! Finds maps without a pin. A clsact filter holds its program, and the program its maps. If the
-//! pins went with a container, the next start finds the maps through the filters and pins them
-//! again.
+//! pins disappeared with a container, the next start finds the maps through the filters and pins
+//! them again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,28 +24,28 @@ use crate::loaded::may_open_by_id;
 use proxy_net::anchor;
 use proxy_net::filter::{Filter, HANDLE, Hook};
 
-/// The number of bytes of a name that the kernel keeps.
+/// The number of bytes of a name that the kernel stores.
 const NAME_BYTES: usize = 15;
 
-/// A map that our programs use.
+/// A map that kpx's programs use.
 pub struct Orphan {
     pub name: String,
     max_entries: u32,
     pub map: MapData,
 }
 
-/// Returns the maps of the programs that `filters` hold; each filter comes with its device's name.
-/// An interrupted resize leaves two maps of a name. Of two maps with the same name and size, the
-/// younger program's counts.
+/// Returns the maps of the programs in `filters`, which are pairs of device name and filter. After
+/// an interrupted resize, two maps have the same name. Of two maps with the same name and size, the
+/// newer program's counts.
 ///
-/// A filter is ours by its priority and handle, on a device of this network namespace, where adding
-/// a filter takes CAP_NET_ADMIN. Its program must have the name, type and loader of ours at that
-/// hook, and its maps must match `object`.
+/// A filter is kpx's by its priority and handle, on a device of this network namespace, where
+/// adding a filter requires CAP_NET_ADMIN. Its program must have the name, type and loader of kpx's
+/// program at that hook, and its maps must match `object`.
 pub fn find(object: &[u8], filters: &[(String, Filter)]) -> Result<Vec<Orphan>> {
     maps_of(object, &programs(filters)?)
 }
 
-/// Returns true if the anchor's programs have Services and still open flows, with or without an
+/// Returns true if the anchor's programs have Services and open new flows, with or without an
 /// agent.
 pub fn serves(object: &[u8], filters: &[(String, Filter)]) -> Result<bool> {
     let at_anchor: Vec<_> = filters
@@ -71,14 +71,14 @@ pub fn serves(object: &[u8], filters: &[(String, Filter)]) -> Result<bool> {
     Ok(opens && has_services)
 }
 
-/// Returns true if a kpx of any version has programs at the anchor, with or without an agent.
+/// Returns true if any version of kpx has programs at the anchor, with or without an agent.
 pub fn is_attached(filters: &[(String, Filter)]) -> bool {
     filters.iter().any(|(device, _)| device == anchor::NAME) || !linked().is_empty()
 }
 
-/// Returns the anchor's programs by TCX.
+/// Returns the anchor's programs that are attached through TCX.
 fn linked() -> Vec<ProgramInfo> {
-    // A kernel without TCX has no links there, and neither has a missing device.
+    // A kernel without TCX, or without this device, has no such links.
     let (_, programs) =
         SchedClassifier::query_tcx(anchor::NAME, TcAttachType::Egress).unwrap_or_default();
     programs
@@ -133,7 +133,7 @@ fn maps_of(object: &[u8], programs: &[ProgramInfo]) -> Result<Vec<Orphan>> {
     Ok(found.into_values().collect())
 }
 
-/// Returns the programs, eldest first.
+/// Returns the programs, oldest first.
 fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
     ensure!(
         filters.is_empty() || may_open_by_id(),
@@ -164,7 +164,7 @@ fn programs(filters: &[(String, Filter)]) -> Result<Vec<ProgramInfo>> {
         }
     }
     let mut programs = Vec::new();
-    // A program that vanishes during the walk is not held by a filter.
+    // A program that vanishes during the listing is in no filter.
     for program in loaded_programs().flatten() {
         let Some(name) = wanted.get(&program.id()) else {
             continue;
@@ -194,7 +194,8 @@ fn kernel_name(name: &str) -> &str {
     &name[..name.len().min(NAME_BYTES)]
 }
 
-/// Returns an error if TCX links of a kpx with hidden pins exist here: both would translate.
+/// Returns an error if TCX links of a kpx instance with invisible pins exist here: both instances
+/// would translate.
 pub fn ensure_no_hidden_links() -> Result<()> {
     for device in if_nameindex().context("list the devices")?.iter() {
         let name = device.name().to_string_lossy();
@@ -217,8 +218,7 @@ pub fn ensure_no_hidden_links() -> Result<()> {
 }
 
 impl Pins {
-    /// Pins the maps of the programs that `filters` hold, in one step. The folder must have no
-    /// pins.
+    /// Pins the maps of the programs in `filters` atomically. The directory must have no pins.
     pub fn recover(&self, object: &[u8], filters: &[(String, Filter)]) -> Result<()> {
         if filters.is_empty() {
             return Ok(());

@@ -1,6 +1,6 @@
-//! Replaces maps by maps of another size. The new maps get the entries while packets still use the
-//! old maps. When all programs have the new maps, later changes are copied once more. After a crash
-//! at any point the next start finds both.
+//! Replaces maps by maps of another size. The new maps get the entries while programs still use the
+//! old maps. When all programs use the new maps, later changes are copied. After a crash at any
+//! point the next start finds both maps and continues.
 
 use std::fs;
 use std::path::Path;
@@ -27,10 +27,10 @@ use super::{PinPath, remove_pin};
 use crate::maps::FamilyNames;
 use crate::sizes::is_full;
 
-/// The bpf(2) flag to create a row only if it is missing.
+/// The bpf(2) flag to create a row only if it does not exist.
 const NO_EXIST: u64 = 1;
 
-/// The maps of a load that take over entries from other maps.
+/// The maps of a load that receive entries of other maps.
 pub(crate) struct Resize(Vec<PinPath>);
 
 impl Resize {
@@ -42,7 +42,8 @@ impl Resize {
         )
     }
 
-    /// Copies the entries. Call this when the new maps exist, and again when all programs use them.
+    /// Copies the entries. Call this when the new maps exist, and again when all programs use the
+    /// new maps.
     pub(crate) fn copy(&self) -> Result<()> {
         for pin in &self.0 {
             for source in &pin.sources {
@@ -91,11 +92,11 @@ fn copy(name: &str, pair: &Pair<'_>) -> Result<usize> {
         return entries::<u32, Device>(pair, keep);
     }
     let copied = family::<Addr4>(name, pair).or_else(|| family::<Addr6>(name, pair));
-    // `None` is an array of a fixed size, or a table that fills by itself.
+    // `None`: an array of a fixed size, or a table that fills by itself.
     copied.unwrap_or(Ok(0))
 }
 
-/// Copies by the method in the map's row of `proxy_common::maps`.
+/// Copies a map by the method in its row of `proxy_common::maps`.
 macro_rules! copied {
     (keep, $pair:ident, $key:ty, $value:ty) => {
         Some(entries::<$key, $value>($pair, keep))
@@ -113,7 +114,8 @@ macro_rules! copied {
 
 macro_rules! family {
     ($($(#[$doc:meta])* $field:ident: $v4:ident $v6:ident: $map:ident<$($part:ty),+> = $size:expr, $flags:expr, $how:ident;)+) => {
-        /// Copies a map of this family. Returns `None` for other maps and maps that are not copied.
+        /// Copies a map of this family. Returns `None` for other maps and for maps that need no
+        /// copy.
         fn family<A: FamilyNames>(name: &str, pair: &Pair<'_>) -> Option<Result<usize>> {
             match name {
                 $(_ if name == A::MAPS.$field => copied!($how, pair, $($part),+),)+
@@ -128,7 +130,8 @@ fn keep<V>(_old: &V, _new: &V) -> bool {
     false
 }
 
-/// Returns true if the old programs have seen more of a flow since its copy than the new programs.
+/// Returns true if the old programs have processed more packets of the flow since its copy than the
+/// new programs.
 fn more_passed<A: FamilyNames>(old: &Flow<A>, new: &Flow<A>) -> bool {
     old != new && old.passed.packets >= new.passed.packets && old.last_secs >= new.last_secs
 }

@@ -1,4 +1,4 @@
-//! Maps of earlier versions that this layout's programs do not use.
+//! Removes maps of earlier versions that this layout's programs do not use.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{names, remove_pin};
 
-/// The half-open queues from before per-CPU rings, under both of their names; the tables of TCP
+/// The half-open queues from before per-CPU rings, under both of their names, and the tables of TCP
 /// sockets from before socket storage.
 const RETIRED: [&str; 6] = [
     "HALF_OPEN4",
@@ -17,9 +17,9 @@ const RETIRED: [&str; 6] = [
     "TCP_SOCKETS6",
 ];
 
-/// Removes the pins of these maps, and of their resized copies such as `HALF_OPEN4-65536`.
+/// Removes the pins of retired maps and of their resized copies, such as `HALF_OPEN4-65536`.
 ///
-/// Half-open flows that only a retired queue lists are not evicted; they expire within a minute.
+/// Half-open flows that only a retired queue lists cannot be evicted; they expire within a minute.
 /// For sockets in a retired table, `getpeername` returns the backend.
 pub(crate) fn remove(maps: &Path) -> Result<()> {
     let is_retired = |name: &&String| {

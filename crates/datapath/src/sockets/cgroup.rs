@@ -12,17 +12,17 @@ use rustix::fs::{Access, AtFlags, Mode, OFlags, accessat, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use tracing::{info, warn};
 
-/// The mount point of the version 2 hierarchy; next to version 1 it is mounted in the folder below.
+/// The mount point of the version 2 hierarchy, and the subdirectory of its mount next to version 1.
 const USUAL: &str = "/sys/fs/cgroup";
 const BESIDE_V1: &str = "unified";
 
-/// The place where kpx's manifests mount the host's hierarchy in a container.
+/// The mount point of the host's hierarchy in containers of kpx's manifests.
 const OF_HOST: &str = "/host/cgroup";
 
 /// A file in every cgroup except the root.
 const NOT_ROOT: &str = "cgroup.type";
 
-/// A folder of the hierarchy, held open.
+/// A directory of the hierarchy, held open.
 #[derive(Debug)]
 pub struct Cgroup {
     dir: OwnedFd,
@@ -30,8 +30,8 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Opens the cgroup that the operator gives, or the host's root at its usual mount points.
-    /// Returns an error if the hierarchy is not mounted there.
+    /// Opens the cgroup that the operator gives, or the host's root cgroup at its usual mount
+    /// points. Returns an error if no hierarchy is mounted there.
     pub fn find(given: Option<&Path>) -> Result<Self> {
         let given = given.or_else(|| is_mounted(Path::new(OF_HOST)).then_some(Path::new(OF_HOST)));
         if let Some(path) = given {
@@ -47,7 +47,7 @@ impl Cgroup {
     }
 
     /// Opens the cgroup like [`Self::find`]. If the root is not mounted, mounts it invisibly to
-    /// other processes. Call this before giving up capabilities: mounting takes CAP_SYS_ADMIN.
+    /// other processes. Call this before giving up capabilities: mounting requires CAP_SYS_ADMIN.
     pub fn find_or_mount(given: Option<&Path>) -> Result<Self> {
         let found = Self::find(given);
         if found.is_ok() || given.is_some() {
@@ -87,7 +87,7 @@ impl Cgroup {
         })
     }
 
-    /// Mounts the hierarchy without a path. The mount ends with its last open descriptor.
+    /// Mounts the hierarchy without a path. The mount disappears with its last open descriptor.
     fn mount() -> Result<Self> {
         let fs = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC).context("open cgroup2")?;
         fsconfig_create(&fs).context("make a cgroup2 file system")?;
@@ -134,7 +134,7 @@ impl fmt::Display for Cgroup {
     }
 }
 
-/// Returns the folder of version 2, given a mount point that may hold both versions.
+/// Returns the directory of version 2, given a mount point that may contain both versions.
 fn hierarchy(path: &Path) -> PathBuf {
     let beside = path.join(BESIDE_V1);
     if !is_cgroup2(path) && is_cgroup2(&beside) {

@@ -1,7 +1,7 @@
-//! Finds the cgroups of pods by kubelet's names.
+//! Finds pods' cgroups by the names that kubelet gives them.
 //!
-//! The search covers kubelet's own folders only. Cgroups that a pod creates below its own are
-//! ignored, under any name.
+//! The search covers only kubelet's own directories. It ignores all cgroups that a pod creates
+//! below its own cgroup.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,28 +11,28 @@ use proxy_common::socket::PODS_DEPTH;
 use rustix::fs::{Dir, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-/// The greatest depth of kubelet's top folder, which has two more levels below.
+/// The maximum depth of kubelet's top directory, which has two more levels below it.
 const KUBEPODS_DEPTH: u32 = PODS_DEPTH - 2;
 
 /// A level in the hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
-    /// Above kubelet's top folder.
+    /// Above kubelet's top directory.
     Above,
-    /// Kubelet's top folder, with pods of class Guaranteed.
+    /// Kubelet's top directory, which contains the pods of QoS class Guaranteed.
     Kubepods,
-    /// The folder of another QoS class.
+    /// The directory of another QoS class.
     Class,
-    /// A pod's cgroup, with the pod's uid.
+    /// A pod's cgroup, with the pod's UID.
     Pod(Box<str>),
 }
 
 impl Place {
-    /// Returns the level of a folder, or `None` if the folder cannot contain kubelet's cgroups.
+    /// Returns the level of a directory; `None` if the directory cannot contain pods' cgroups.
     fn of(name: &str, within: &Self) -> Option<Self> {
         match within {
             Self::Above if is_kubepods(name) => Some(Self::Kubepods),
-            // Users and services choose the names of their own folders.
+            // Users and services choose the names of directories below their own.
             Self::Above if name == "user.slice" => None,
             Self::Above => (!name.contains('.') || has_ending(name, &[".slice", ".scope"]))
                 .then_some(Self::Above),
@@ -52,7 +52,7 @@ fn is_class(name: &str) -> bool {
     classes.contains(&name) || has_ending(name, &["-besteffort.slice", "-burstable.slice"])
 }
 
-/// Returns the uid in the name of a pod's cgroup. Slices have `_` instead of `-`, because `-`
+/// Returns the UID in the name of a pod's cgroup. Slices have `_` instead of `-`, because `-`
 /// separates slices.
 fn pod_uid(name: &str) -> Option<Box<str>> {
     let uid = match name.strip_suffix(".slice") {
@@ -70,11 +70,11 @@ fn has_ending(name: &str, endings: &[&str]) -> bool {
     endings.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Returns the ids of pods' cgroups by pod uid. Of two cgroups with a uid the less deep counts:
-/// only kubelet creates it.
+/// Returns the ids of pods' cgroups by pod UID. Of two cgroups with the same UID, the less deep is
+/// the pod's: only kubelet creates cgroups there.
 pub(super) fn find(root: impl AsFd) -> Result<BTreeMap<Box<str>, u64>> {
     let mut pods = BTreeMap::new();
-    // A queue of paths, because a host may have more folders than this process may open files.
+    // A queue of paths, because a host may have more directories than this process may open files.
     let mut folders = VecDeque::from([(".".to_owned(), Place::Above, 0)]);
     while let Some((path, within, depth)) = folders.pop_front() {
         let folder = match open(&root, &path) {
@@ -84,7 +84,7 @@ pub(super) fn find(root: impl AsFd) -> Result<BTreeMap<Box<str>, u64>> {
         for entry in Dir::read_from(&folder).context("list cgroups")? {
             let entry = match entry {
                 Ok(entry) => entry,
-                Err(Errno::NOENT) => break, // The folder is gone.
+                Err(Errno::NOENT) => break, // The directory is gone.
                 Err(error) => return Err(error).context("list cgroups"),
             };
             let Some(name) = entry
@@ -126,7 +126,7 @@ mod tests {
     const UID: &str = "6ad0a8c5-9fd1-4d0b-8f5e-0a1b2c3d4e5f";
     const OTHER: &str = "7be1b9d6-0ae2-4e1c-906f-1b2c3d4e5f60";
 
-    /// Returns the uids in a tree of these folders, with the folder of each.
+    /// Returns the UIDs found in a tree of these directories, with the directory of each.
     fn found(folders: &[&str]) -> Vec<(String, String)> {
         let root = tempfile::tempdir().unwrap();
         folders
@@ -176,7 +176,7 @@ mod tests {
         );
     }
 
-    /// The host has more folders than a process may open files.
+    /// The host has more directories than a process may open files.
     #[test]
     fn folders_beside_kubelets_need_no_open_files() {
         const SCOPES: usize = 2_000;
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(pods.keys().map(AsRef::as_ref).collect::<Vec<_>>(), [UID]);
     }
 
-    /// A pod's own cgroups, and those of users and services, do not replace another pod's cgroup.
+    /// Cgroups of a pod, and of users and services, do not replace another pod's cgroup.
     #[test]
     fn a_pod_cannot_take_anothers_place() {
         let own = format!("kubepods/burstable/pod{UID}");

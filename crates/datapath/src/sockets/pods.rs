@@ -1,4 +1,4 @@
-//! Tells the programs which pods have socket load balancing.
+//! Writes the table of pods with socket load balancing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use proxy_common::socket::{LED, PODS_MAX};
 use super::{Cgroup, kubepods};
 use crate::maps::take;
 
-/// The rows of the pods with socket load balancing, and the root of the pods' cgroups.
+/// The table of pods with socket load balancing, and the root cgroup above the pods' cgroups.
 pub struct PodSockets {
     rows: PodRows,
     cgroup: Cgroup,
@@ -20,7 +20,7 @@ pub struct PodSockets {
 /// The table of pods with socket load balancing, by cgroup id.
 pub type PodRows = HashMap<MapData, u64, u32>;
 
-/// The state of a pod that is to have socket load balancing.
+/// The result for a pod that is selected for socket load balancing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodRow {
     Written,
@@ -38,8 +38,8 @@ impl PodSockets {
         Self { rows, cgroup }
     }
 
-    /// Makes the programs translate the sockets of exactly these pods. Old rows are deleted before
-    /// new rows are written, so the table has room.
+    /// Makes the programs translate the sockets of exactly these pods (by UID). Old rows are
+    /// deleted before new rows are written, so that the new rows fit.
     pub fn select(&mut self, uids: &BTreeSet<Box<str>>) -> Result<BTreeMap<Box<str>, PodRow>> {
         let cgroups = if uids.is_empty() {
             BTreeMap::new()

@@ -1,6 +1,6 @@
-//! Aborts connected UDP sockets to backends that no longer serve. Their packets pass no program
-//! that could translate them, so they would keep sending to the old backend. The client reconnects
-//! an aborted socket and gets a serving backend.
+//! Aborts connected UDP sockets whose backend no longer serves. No program can translate their
+//! packets again, so the sockets would keep sending to the old backend. A client that reconnects
+//! gets a serving backend.
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -22,16 +22,16 @@ use tracing::{info, warn};
 use crate::maps::FamilyNames;
 use proxy_net::sock_diag;
 
-/// The time over which removals are collected for one walk.
+/// The time for which removals are collected before a scan.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The rows in a read.
+/// The number of rows in a read.
 const BATCH: usize = 1_024;
 
-/// A socket's cookie and its backend.
+/// A socket's cookie, and its backend.
 type SocketPeer = (u64, SocketAddr);
 
-/// The walks that find stale sockets after endpoints were removed.
+/// The scans for stale sockets after endpoints were removed.
 pub struct StaleSockets {
     v4: Family<Addr4>,
     v6: Family<Addr6>,
@@ -44,7 +44,7 @@ struct Family<A: FamilyNames> {
 }
 
 impl StaleSockets {
-    /// Opens the maps. Call this before they are taken out of `ebpf`. `removed` signals removed
+    /// Opens the maps. Call this before the maps are taken out of `ebpf`. `removed` signals removed
     /// endpoints.
     pub(crate) fn new(ebpf: &Ebpf, removed: Arc<Notify>) -> Result<Self> {
         Ok(Self {
@@ -54,7 +54,7 @@ impl StaleSockets {
         })
     }
 
-    /// Runs until an error. A socket that could not be aborted is retried with the next removal.
+    /// Runs until an error. Sockets that could not be aborted are retried with the next removal.
     pub async fn abort(mut self) -> Result<()> {
         loop {
             self.removed.notified().await;
@@ -107,12 +107,12 @@ impl<A: FamilyNames> Family<A> {
         Ok(Self { sockets, endpoints })
     }
 
-    /// Returns the sockets translated to backends that no longer serve. A returned socket may be
-    /// closed by now, or connected elsewhere.
+    /// Returns the sockets that were translated to backends that no longer serve. Such a socket may
+    /// be closed by now, or connected elsewhere.
     fn find(&mut self) -> Result<BTreeSet<SocketPeer>> {
         let Self { sockets, endpoints } = self;
         let mut found = BTreeSet::new();
-        // Many sockets share a backend, and rows outlive their sockets.
+        // Sockets share backends, and rows outlive their sockets.
         let mut serves = BTreeMap::new();
         sockets.restart();
         while let Some(rows) = sockets
@@ -141,7 +141,7 @@ impl<A: FamilyNames> Family<A> {
     }
 }
 
-/// Aborts the sockets of this network namespace that are still connected to those backends. Returns
+/// Aborts the sockets of this network namespace that are still connected to these backends. Returns
 /// their number.
 async fn abort(stale: &BTreeSet<SocketPeer>) -> Result<usize> {
     if stale.is_empty() {

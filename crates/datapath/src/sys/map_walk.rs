@@ -1,8 +1,9 @@
-//! Reads and writes a kernel hash map in batches (`BPF_MAP_LOOKUP_BATCH` and its siblings, Linux
-//! 5.6), which aya lacks.
+//! Reads and writes a kernel hash map in batches (`BPF_MAP_LOOKUP_BATCH` and similar commands,
+//! Linux 5.6), which aya does not support.
 //!
-//! A walk key by key starts over whenever the key at its position is deleted. A walk in batches
-//! goes from bucket to bucket: it ends, and returns every lasting entry at most once.
+//! An iteration by keys restarts whenever the current key is deleted. An iteration in batches
+//! proceeds from bucket to bucket, so it ends, and returns each entry that stays in the map at most
+//! once.
 
 use std::io::{Error, ErrorKind, Result};
 use std::marker::PhantomData;
@@ -11,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use aya::Pod;
 use aya::maps::MapData;
 
-/// A walk through a hash map, with buffers of a fixed size.
+/// An iteration over a hash map, with buffers for a batch.
 #[derive(Debug)]
 pub(crate) struct Walk<K, V> {
     map: OwnedFd,
@@ -20,7 +21,7 @@ pub(crate) struct Walk<K, V> {
     at: At,
 }
 
-/// The position of a walk, as the kernel numbers it.
+/// The position of an iteration, in the kernel's numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Start,
@@ -29,7 +30,7 @@ enum At {
 }
 
 impl<K: Pod, V: Pod> Walk<K, V> {
-    /// Returns a walk in batches of up to `len` entries, or more if one bucket holds more.
+    /// Returns an iteration in batches of up to `len` entries, or more if a bucket holds more.
     pub(crate) fn new(map: &MapData, len: usize) -> Result<Self> {
         Ok(Self::of(open::<K, V>(map)?, len))
     }
@@ -49,7 +50,7 @@ impl<K: Pod, V: Pod> Walk<K, V> {
         self.at = At::Start;
     }
 
-    /// Returns the next batch, or None after the last one.
+    /// Returns the next batch; `None` after the last batch.
     pub(crate) fn next_batch(
         &mut self,
     ) -> Result<Option<impl Iterator<Item = (K, V)> + use<'_, K, V>>> {
@@ -75,7 +76,7 @@ impl<K: Pod, V: Pod> Walk<K, V> {
                     return Ok(Some(len));
                 }
                 Some(libc::ENOSPC) if len == 0 => self.make_room(self.keys.len() * 2),
-                // The kernel stopped at a locked bucket and has read the entries before it.
+                // The kernel stopped at a locked bucket after reading the entries before it.
                 Some(libc::EBUSY | libc::EAGAIN | libc::EINTR) if len > 0 => {
                     self.at = at;
                     return Ok(Some(len));
@@ -87,7 +88,7 @@ impl<K: Pod, V: Pod> Walk<K, V> {
         Ok(None)
     }
 
-    /// Makes one call. Returns its result, the position after it and the number of entries read.
+    /// Makes one call. Returns its result, the next position, and the number of entries read.
     fn ask(&mut self) -> (Result<()>, At, usize) {
         let (from, mut to) = match self.at {
             At::Bucket(bucket) => (Some(bucket), 0_u32),
@@ -132,8 +133,7 @@ pub(crate) struct Rows<K, V> {
 /// A batch that stopped at a refused row.
 #[derive(Debug)]
 pub(crate) struct Stopped {
-    /// The number of rows written before the refused row; zero if the kernel does not support
-    /// batches.
+    /// The number of rows written before the refused row; 0 if the kernel does not support batches.
     pub done: usize,
     pub error: Error,
 }
@@ -146,7 +146,7 @@ impl<K: Pod, V: Pod> Rows<K, V> {
         })
     }
 
-    /// Returns a walk through this map: see [`Walk::new`].
+    /// Returns an iteration over this map: see [`Walk::new`].
     pub(crate) fn walk(&self, len: usize) -> Result<Walk<K, V>> {
         Ok(Walk::of(self.map.try_clone()?, len))
     }
@@ -161,12 +161,12 @@ impl<K: Pod, V: Pod> Rows<K, V> {
         self.write(UPDATE_BATCH, &keys[..len], Some(&values[..len]))
     }
 
-    /// Deletes rows in their order. A missing row stops the batch.
+    /// Deletes rows in order. A missing row stops the batch.
     pub(crate) fn delete(&mut self, keys: &[K]) -> std::result::Result<(), Stopped> {
         self.write(DELETE_BATCH, keys, None)
     }
 
-    /// Runs a command on the keys, and on one value per key if values are given.
+    /// Runs a command on the keys, with one value per key if there are values.
     fn write(
         &mut self,
         command: libc::c_int,
@@ -190,7 +190,7 @@ impl<K: Pod, V: Pod> Rows<K, V> {
         // SAFETY: the kernel reads `count` keys, and as many values where the command takes values.
         // All of them outlive the call and have the map's sizes.
         let result = unsafe { batch.call(command) };
-        // An error before the first row may leave the count unchanged.
+        // After an error before the first row, the kernel may leave the count unchanged.
         let done = if batch.count < count {
             batch.count as usize
         } else {
@@ -217,15 +217,15 @@ fn address<T>(pointer: *const T) -> u64 {
     pointer.addr() as u64
 }
 
-/// The retries of a call that finds its first bucket locked.
+/// The maximum number of retries of a call that finds its first bucket locked.
 const TRIES: u32 = 100;
 
-// The commands of linux/bpf.h: BPF_MAP_LOOKUP_BATCH and its siblings.
+// The commands of linux/bpf.h: BPF_MAP_LOOKUP_BATCH, BPF_MAP_UPDATE_BATCH, BPF_MAP_DELETE_BATCH.
 const LOOKUP_BATCH: libc::c_int = 24;
 const UPDATE_BATCH: libc::c_int = 26;
 const DELETE_BATCH: libc::c_int = 27;
 
-/// The part of `union bpf_attr` that belongs to the batch commands.
+/// The part of `union bpf_attr` for the batch commands.
 #[derive(Default)]
 #[repr(C)]
 struct Batch {

@@ -1,5 +1,5 @@
-//! Reads a network namespace's cookie, which the kernel never reuses (`SO_NETNS_COOKIE`, Linux
-//! 5.14). BPF programs read the same cookie with `bpf_get_netns_cookie`.
+//! Reads the cookie of a network namespace, which the kernel never reuses (`SO_NETNS_COOKIE`, Linux
+//! 5.14). BPF programs read it with `bpf_get_netns_cookie`.
 
 use std::io::{Error, Result};
 use std::mem::size_of;
@@ -34,8 +34,8 @@ pub(crate) fn netns_cookie() -> Result<u64> {
     }
 }
 
-/// Returns true if this thread is in the initial network namespace, which holds all processes of a
-/// machine without containers.
+/// Returns true if this thread is in the initial network namespace, which contains all processes of
+/// a machine without containers.
 pub fn is_first_namespace() -> anyhow::Result<bool> {
     // The kernel assigns cookies in sequence (net/core/net_namespace.c).
     Ok(netns_cookie().context("read the cookie of this network namespace")? == 1)

@@ -1,5 +1,5 @@
 //! Lists the ids of the programs at a TCX hook (BPF_PROG_QUERY, linux/bpf.h). aya's list also opens
-//! each program, which takes CAP_SYS_ADMIN.
+//! each program, which requires CAP_SYS_ADMIN.
 
 use std::io::{Error, Result};
 
@@ -8,7 +8,7 @@ use proxy_net::filter::Hook;
 const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
-/// The most programs at a hook (`BPF_MPROG_MAX` of linux/bpf_mprog.h).
+/// The maximum number of programs at a hook (`BPF_MPROG_MAX` of linux/bpf_mprog.h).
 const PROGRAMS_MAX: usize = 64;
 
 /// The part `query` of `union bpf_attr`.
@@ -28,7 +28,7 @@ struct Query {
     revision: u64,
 }
 
-/// Returns the ids of the programs at a hook of a device; empty without TCX and for a missing
+/// Returns the ids of the programs at a hook of a device; empty if there is no TCX or no such
 /// device.
 pub(crate) fn tcx_programs(ifindex: u32, hook: Hook) -> Result<Vec<u32>> {
     let mut ids = [0_u32; PROGRAMS_MAX];

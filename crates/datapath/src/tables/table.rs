@@ -11,9 +11,9 @@ use tracing::debug;
 use crate::maps::take;
 use crate::sizes::refused;
 
-/// The rows below which single writes are faster than a batch.
+/// The number of rows below which single writes are faster than a batch.
 const FEW: usize = 8;
-/// The largest batch. After a stopped batch the remaining rows are collected again.
+/// The maximum rows of a batch. After a stopped batch the remaining rows are collected again.
 const MANY: usize = 1_024;
 /// The bytes of a read.
 const READ: usize = 64 << 10;
@@ -23,7 +23,7 @@ pub(super) struct Table<K, V> {
     map: HashMap<MapData, K, V>,
     /// A second handle on the same map.
     rows: Rows<K, V>,
-    /// Set if the kernel refuses batches for this map or this process.
+    /// True if the kernel refuses batches for this map or this process.
     one_by_one: bool,
 }
 
@@ -67,8 +67,8 @@ impl<K: Pod + Ord, V: Pod> Table<K, V> {
         deleted(self.map.remove(key), self.name)
     }
 
-    /// Writes rows. Returns how many leading rows were written: all, those before a refused row, or
-    /// zero without batches.
+    /// Writes rows. Returns the number of leading rows written: all, those before a refused row, or
+    /// 0 if batches are impossible.
     pub(super) fn put_all(&mut self, rows: impl Iterator<Item = (K, V)>) -> usize {
         if self.one_by_one {
             return 0;
@@ -81,8 +81,8 @@ impl<K: Pod + Ord, V: Pod> Table<K, V> {
         self.done(keys.len(), result)
     }
 
-    /// Deletes rows. Returns how many leading rows were deleted: all, those before a missing row,
-    /// or zero without batches.
+    /// Deletes rows. Returns the number of leading rows deleted: all, those before a missing row,
+    /// or 0 if batches are impossible.
     pub(super) fn delete_all(&mut self, keys: impl Iterator<Item = K>) -> usize {
         if self.one_by_one {
             return 0;
@@ -105,7 +105,7 @@ impl<K: Pod + Ord, V: Pod> Table<K, V> {
     }
 }
 
-/// Returns true for an error about batches rather than about a row.
+/// Returns true if the kernel refuses batches rather than a row.
 fn is_refusal(error: &std::io::Error) -> bool {
     const EPERM: i32 = 1;
     const EACCES: i32 = 13;
@@ -122,7 +122,7 @@ fn is_refusal(error: &std::io::Error) -> bool {
 
 pub(super) fn deleted(result: Result<(), MapError>, name: &str) -> Result<()> {
     match result {
-        // A missing row is already as wanted.
+        // A missing row counts as deleted.
         Err(MapError::SyscallError(error))
             if error.io_error.kind() == std::io::ErrorKind::NotFound =>
         {

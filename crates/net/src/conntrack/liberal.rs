@@ -1,10 +1,10 @@
 //! Makes the conntrack entries of single connections liberal
-//! (linux/netfilter/nfnetlink_conntrack.h), because conntrack sees only some of their packets, or
-//! none.
+//! (linux/netfilter/nfnetlink_conntrack.h), because conntrack receives only some of their packets,
+//! or none.
 //!
 //! A liberal entry ignores TCP windows. kpx also clears two flags: DATA_UNACKNOWLEDGED shortens the
-//! timeout until conntrack sees the last bytes acknowledged, and MAXACK_SET compares a RST with an
-//! old sequence number. Both flags return with the next packet that conntrack accepts in order.
+//! timeout until the last bytes are acknowledged, and MAXACK_SET compares a RST with an old
+//! sequence number. Conntrack sets both flags again with the next packet that it accepts in order.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +22,7 @@ use crate::raw::{self, Message, attribute, nested};
 /// The types of messages: the conntrack subsystem and the message number.
 const IPCTNL_MSG_CT_NEW: u16 = 0x0100;
 const IPCTNL_MSG_CT_GET: u16 = 0x0101;
-/// The length of `struct nfgenmsg`, the head of each message.
+/// The length of `struct nfgenmsg`, the header of each message.
 const HEAD_LEN: usize = 4;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
@@ -33,8 +33,8 @@ const CTA_STATUS: u16 = 3;
 const CTA_PROTOINFO: u16 = 4;
 const CTA_TIMEOUT: u16 = 7;
 /// The attributes of a plain entry: tuples, status, protocol, timeout, mark, counters, uses, id,
-/// security context, time, labels. Any other attribute rules the entry out: a helper, an
-/// expectation, adjusted sequence numbers, another zone, synproxy, and newer attributes.
+/// security context, time, labels. An entry with any other attribute is not plain: a helper, an
+/// expectation, adjusted sequence numbers, another zone, synproxy, newer attributes.
 const HARMLESS: [u16; 13] = [1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 19, 20, 22];
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
@@ -50,7 +50,7 @@ const CTA_PROTOINFO_TCP_STATE: u16 = 1;
 const CTA_PROTOINFO_TCP_FLAGS_ORIGINAL: u16 = 4;
 const CTA_PROTOINFO_TCP_FLAGS_REPLY: u16 = 5;
 
-/// The state in which both sides have answered, and the state in which one side has sent its FIN.
+/// The state after the handshake, and the state in which one side has sent its FIN.
 const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
 const TCP_CONNTRACK_CLOSE_WAIT: u8 = 5;
 const IP_CT_TCP_FLAG_BE_LIBERAL: u8 = 0x08;
@@ -62,31 +62,31 @@ const FLAGS: [u8; 2] = [
     IP_CT_TCP_FLAG_BE_LIBERAL | IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED | IP_CT_TCP_FLAG_MAXACK_SET,
 ];
 
-/// The required bits of an entry's status: reply seen, assured, confirmed; and the permitted bits,
-/// which add that NAT was set up without a translation.
+/// The required bits of an entry's status: reply seen, assured, confirmed. The permitted bits also
+/// include "NAT was set up", without a translation.
 const NEEDED: u32 = 1 << 1 | 1 << 2 | 1 << 3;
 const ALLOWED: u32 = NEEDED | 1 << 7 | 1 << 8;
 
-/// A connection that conntrack follows without translation.
+/// A connection that conntrack tracks without translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Followed {
     pub original: Tuple,
     pub is_tcp: bool,
 }
 
-/// A handle for queries about single connections of this network namespace.
+/// A handle for queries about single connections in this network namespace.
 #[derive(Clone)]
 pub struct Conntrack(ConnectionHandle<Message>);
 
-/// Opens the socket. Requests get answers only while the connection's future is polled.
+/// Opens the socket. Requests are answered only while the connection's future is polled.
 pub fn connect() -> io::Result<(Connection<Message>, Conntrack)> {
     let (connection, handle, _) = new_connection(NETLINK_NETFILTER)?;
     Ok((connection, Conntrack(handle)))
 }
 
 impl Conntrack {
-    /// Makes the entry of an open connection liberal. Returns false if conntrack does not follow
-    /// these addresses and ports, translates the connection, or does more than follow it. UDP
+    /// Makes the entry of an open connection liberal. Returns false if conntrack does not track
+    /// these addresses and ports, translates the connection, or does more than track it. UDP
     /// entries need no flag, because UDP has no windows.
     pub async fn ask(&self, followed: &Followed) -> io::Result<bool> {
         Ok(self.is_plain(followed).await?
@@ -100,9 +100,9 @@ impl Conntrack {
             && (!followed.is_tcp || self.relax(followed, Some(secs)).await?))
     }
 
-    /// Creates an entry for a TCP connection that conntrack has not seen, as established by both
+    /// Creates an entry for a TCP connection that conntrack does not track, as established by both
     /// sides, with a timeout of `secs` seconds. `is_closing`: one side has sent its FIN. An
-    /// existing entry gets the same state.
+    /// existing entry gets this state.
     pub async fn adopt(&self, original: Tuple, is_closing: bool, secs: u32) -> io::Result<()> {
         let followed = Followed {
             original,
@@ -133,7 +133,7 @@ impl Conntrack {
         self.acknowledged(request).await.map(drop)
     }
 
-    /// Sends a change. Returns false if the entry does not exist.
+    /// Sends a change. Returns false if there is no such entry.
     async fn acknowledged(&self, request: NetlinkMessage<Message>) -> io::Result<bool> {
         let answers = self
             .0
@@ -212,7 +212,7 @@ fn tuple(Tuple { src, dst }: Tuple, is_tcp: bool) -> Vec<u8> {
     .concat()
 }
 
-/// Returns true if the kernel's answer is for this connection and conntrack only follows it.
+/// Returns true if the kernel's answer is for this connection and conntrack only tracks it.
 fn is_plain(followed: &Followed, bytes: &[u8]) -> bool {
     let Some(entry) = bytes
         .get(HEAD_LEN..)

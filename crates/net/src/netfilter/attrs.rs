@@ -1,12 +1,12 @@
-//! The attributes of a netlink message, by number.
+//! The attributes of a netlink message, by attribute number.
 
 use std::str;
 
 use anyhow::{Context, Result, bail};
 
-/// The length of an attribute's head, which the attribute's length includes.
+/// The length of an attribute's header, which the attribute's length includes.
 const HEAD_LEN: usize = 4;
-/// The bits of a type that are not flags (linux/netlink.h).
+/// The bits of a type that contain the number instead of flags (linux/netlink.h).
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// The attributes at one level of a message.
@@ -57,7 +57,7 @@ impl<'a> Attrs<'a> {
         self.0.iter().any(|(found, _)| !kinds.contains(found))
     }
 
-    /// Returns a number, which netfilter sends in network byte order.
+    /// Returns a number, which netfilter sends in network byte order; `None` if it is missing.
     pub(crate) fn u32(&self, kind: u16) -> Option<u32> {
         Some(u32::from_be_bytes(self.get(kind)?.try_into().ok()?))
     }
@@ -67,7 +67,7 @@ impl<'a> Attrs<'a> {
         Some(text.trim_end_matches('\0'))
     }
 
-    /// Returns the attributes nested in an attribute; empty if it is missing.
+    /// Returns the attributes nested in an attribute; empty if the attribute is missing.
     pub(crate) fn inside(&self, kind: u16) -> Result<Self> {
         self.get(kind)
             .map_or_else(|| Ok(Self::default()), Self::parse)

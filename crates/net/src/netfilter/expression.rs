@@ -1,5 +1,5 @@
-//! The expressions of a rule as the kernel sends them (linux/netfilter/nf_tables.h). An unknown
-//! match may hold, and an unknown statement may change the packet.
+//! Parses the expressions of a rule as the kernel sends them (linux/netfilter/nf_tables.h). An
+//! unknown match may hold, and an unknown statement may change the packet.
 
 use anyhow::Result;
 
@@ -36,7 +36,7 @@ const NFT_META_OIFNAME: u32 = 7;
 const NFT_META_NFTRACE: u32 = 12;
 const NFT_META_NFPROTO: u32 = 15;
 const NFT_META_L4PROTO: u32 = 16;
-/// The length of a device name with its zero padding.
+/// The length of a zero-padded device name.
 const IFNAMSIZ: usize = 16;
 
 const NFTA_FIB_DREG: u16 = 1;
@@ -63,7 +63,7 @@ const NFTA_IMMEDIATE_DATA: u16 = 2;
 
 const NFTA_LOOKUP_DREG: u16 = 3;
 
-/// The registers that `ct` and `exthdr` write. Without a register, both are statements.
+/// The registers that `ct` and `exthdr` load. Without a register, both are statements.
 const NFTA_CT_DREG: u16 = 1;
 const NFTA_CT_KEY: u16 = 2;
 const NFTA_CT_DIRECTION: u16 = 3;
@@ -80,7 +80,7 @@ const NFT_OBJECT_CONNLIMIT: u32 = 5;
 const NFTA_NAT_TYPE: u16 = 1;
 const NFT_NAT_SNAT: u32 = 0;
 
-/// The verdicts (linux/netfilter.h; negative ones in `enum nft_verdicts`).
+/// The verdicts (linux/netfilter.h; the negative verdicts in `enum nft_verdicts`).
 const NF_DROP: i32 = 0;
 const NF_ACCEPT: i32 = 1;
 const NFT_CONTINUE: i32 = -1;
@@ -177,7 +177,7 @@ impl Reader {
         self.rule.push(Part::Change(what.to_owned()));
     }
 
-    /// Records a load that kpx does not evaluate. The rule ends if there is nothing to load.
+    /// Records a load that kpx does not evaluate. The rule ends if the packet has nothing to load.
     fn unknown_load(&mut self) {
         self.registers.forget();
         self.maybe();

@@ -15,13 +15,13 @@ use super::TRIES;
 use super::packet::Family;
 use crate::sysctl;
 
-/// The number of connections that conntrack follows.
+/// The number of connections that conntrack tracks.
 const TRACKED: &str = "netfilter/nf_conntrack_count";
-/// The iptables table, and the nftables chain type, that translates addresses; only the first
+/// The iptables table, and the nftables chain type, that translates addresses. Only the first
 /// packet of a connection traverses it.
 pub(super) const NAT: &str = "nat";
 
-/// The files that list the existing tables, by family. Any other query creates the table.
+/// The files that list the existing tables, by family. Any other query creates a missing table.
 const LISTS: [(Family, &str); 2] = [
     (Family::V4, "/proc/thread-self/net/ip_tables_names"),
     (Family::V6, "/proc/thread-self/net/ip6_tables_names"),
@@ -30,8 +30,8 @@ const LISTS: [(Family, &str); 2] = [
 /// The length of a table's name at the start of each request.
 const NAME_LEN: usize = 32;
 /// The offsets in `struct ipt_getinfo`: a bit set of the hooks with a chain; for each hook the
-/// start of its chain and the position of the chain's policy; the number of entries and their size
-/// in bytes.
+/// start of its chain and the offset of the chain's policy; the number of entries and their size in
+/// bytes.
 const HOOKS_AT: usize = 32;
 const BEGINNINGS_AT: usize = 36;
 const POLICIES_AT: usize = 56;
@@ -40,19 +40,19 @@ const SIZE_AT: usize = 80;
 const INFO_LEN: usize = 84;
 /// The offset of the entries in `struct ipt_get_entries`, after name, size and padding.
 const ENTRIES_AT: usize = 40;
-/// The length of `struct xt_entry_target`, after which the verdict follows, and the verdict of a
-/// policy that accepts.
+/// The length of `struct xt_entry_target`, which precedes the verdict, and the verdict of a policy
+/// that accepts.
 const TARGET_LEN: usize = 32;
 const ACCEPT: i32 = -2;
 
-/// The chains by hook number. Forwarded packets traverse three of them.
+/// The chains by hook number, and the three that forwarded packets traverse.
 const CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 const FORWARDED: [usize; 3] = [0, 2, 4];
 pub(super) const INPUT: usize = 1;
 pub(super) const FORWARD: usize = 2;
 
-/// The most bytes of entries that are read for the policies: at each check for changes (every
-/// second), and for a judgement.
+/// The maximum bytes of entries that kpx reads for the policies: at each check for changes (every
+/// second), and for an evaluation.
 const MOST_OFTEN: usize = 1 << 16;
 const MOST_ONCE: usize = 1 << 26;
 
@@ -61,9 +61,9 @@ pub(crate) struct Table {
     family: Family,
     name: String,
     has_rules: bool,
-    /// True if a chain for forwarded packets has a rule, which may do anything.
+    /// True if a chain for forwarded packets has a rule. Such a rule may have any effect.
     has_rules_for_forwarded: bool,
-    /// The hooks of chains that drop packets without an accepting rule; `None` if not read.
+    /// The hooks of chains that drop packets unless a rule accepts them; `None` if not read.
     dropping: Option<Vec<usize>>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Table {
 struct Info(Vec<u8>);
 
 impl Table {
-    /// Reads a table. Returns `None` if it is gone.
+    /// Reads a table. Returns `None` if the table is gone.
     fn read(asker: &Asker, family: Family, name: &str, is_often: bool) -> Result<Option<Self>> {
         let of = |info: &Info, dropping| {
             let has_rules = info.has_rules();
@@ -109,7 +109,7 @@ impl Table {
         bail!("other programs keep changing table {name}")
     }
 
-    /// A table that the kernel does not describe.
+    /// A table that the kernel does not describe: it may have any effect.
     fn unread(family: Family, name: &str) -> Self {
         let name = name.to_owned();
         Self {
@@ -149,7 +149,7 @@ impl Table {
 }
 
 impl Info {
-    /// Reads the number at `at`, or the `nth` number of an array there.
+    /// Returns the number at `at`, or the `nth` number of an array at `at`.
     fn number(&self, at: usize, nth: usize) -> u32 {
         let at = at + 4 * nth;
         u32::from_ne_bytes([self.0[at], self.0[at + 1], self.0[at + 2], self.0[at + 3]])
@@ -164,19 +164,19 @@ impl Info {
         (0..CHAINS.len()).filter(move |hook| hooks & 1 << hook != 0)
     }
 
-    /// Returns true if a chain for forwarded packets has more than its policy. Other chains are
-    /// only called from these.
+    /// Returns true if a chain for forwarded packets has rules. Chains without a hook run only when
+    /// these chains call them.
     fn has_rules_for_forwarded(&self) -> bool {
         let mut forwarded = self.hooks().filter(|hook| FORWARDED.contains(hook));
         forwarded.any(|hook| self.number(BEGINNINGS_AT, hook) != self.number(POLICIES_AT, hook))
     }
 
-    /// Returns true if there is more than the policies and the entry that ends each table.
+    /// Returns true if the table has entries besides the policies and its final entry.
     fn has_rules(&self) -> bool {
         self.number(NUMBER_AT, 0) != self.number(HOOKS_AT, 0).count_ones() + 1
     }
 
-    /// Returns the hooks of chains that drop; `None` if a policy cannot be read.
+    /// Returns the hooks of chains whose policy drops; `None` if a policy cannot be read.
     fn dropping(&self, family: Family, entries: &[u8]) -> Option<Vec<usize>> {
         let policy = |hook| {
             Some((
@@ -226,7 +226,7 @@ fn question(name: &str, len: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A chain that drops packets that no rule accepts.
+/// A chain that drops packets unless a rule accepts them.
 pub(super) struct Dropping {
     pub(super) tool: &'static str,
     pub(super) chain: &'static str,
@@ -281,7 +281,7 @@ impl Legacy {
         self.0.iter().any(|table| table.has_rules)
     }
 
-    /// Returns a family's chains at a hook that drop packets that no rule accepts.
+    /// Returns a family's chains at a hook that drop packets unless a rule accepts them.
     pub(super) fn dropping(&self, family: Family, hook: usize) -> impl Iterator<Item = Dropping> {
         let drops = move |table: &&Table| {
             table.family == family
@@ -308,7 +308,7 @@ impl Legacy {
     }
 }
 
-/// Returns the names in a list, one per line; empty on a kernel without these tables.
+/// Returns the names in a list, one per line; empty if the kernel has no such tables.
 fn names(path: &str) -> Result<String> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),

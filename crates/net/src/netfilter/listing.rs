@@ -1,4 +1,4 @@
-//! The parsed rules as text, for reports from nodes without `nft`.
+//! Formats the parsed rules as text, for reports from nodes without `nft`.
 
 use std::fmt::Write as _;
 
@@ -38,7 +38,7 @@ fn head(chain: &Chain) -> String {
     if !chain.devices.is_empty() {
         text += &format!(", devices {}", chain.devices.join(","));
     }
-    // The rules of tables without a chain for forwarded packets are not read; the count shows them.
+    // The rules of tables without a chain for forwarded packets are not read, but counted.
     format!("{text}, {} rules", chain.uses)
 }
 
@@ -103,7 +103,6 @@ fn condition_text(
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold("0x".to_owned(), |mut text, byte| {
-        // Writing to a String never fails.
         let _written = write!(text, "{byte:02x}");
         text
     })

@@ -1,4 +1,4 @@
-//! The rules of netfilter, as far as they affect packets between pods.
+//! The rules of netfilter, reduced to their effects on packets between pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,7 +19,7 @@ pub(super) struct ChainName {
     pub(super) chain: String,
 }
 
-/// The hooks; those of forwarded packets in traversal order.
+/// The hooks. The hooks of forwarded packets are in traversal order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hook {
     /// The ingress or egress hook of devices.
@@ -43,7 +43,7 @@ pub(super) struct Base {
     pub(super) is_nat: bool,
 }
 
-/// A chain. Without a base, only other chains call it.
+/// A chain. Without a base it runs only when other chains call it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Chain {
     pub(super) base: Option<Base>,
@@ -65,21 +65,21 @@ pub(super) enum Part {
     Condition(Condition),
     /// A condition that may or may not hold.
     Maybe,
-    /// A reverse-path match: without `spoofed` it holds for packets with a valid source, with
-    /// `spoofed` for all others.
+    /// A reverse-path match. It holds for packets with a spoofed source if `spoofed`, else for
+    /// packets with a valid source.
     Sender {
         spoofed: bool,
     },
-    /// `None` sets an unknown mark.
+    /// `None` if the new mark is unknown.
     SetMark(Option<MarkChange>),
-    /// An effect, worded to follow "may".
+    /// An effect, in words that follow "may".
     Change(String),
-    /// A refusal, worded the same way.
+    /// A refusal, in words that follow "may".
     Refuse(String),
     Verdict(Verdict),
 }
 
-/// A change of a mark: keep these bits, then flip those.
+/// A change of a mark: clear the bits outside `keep`, then flip the bits `flip`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MarkChange {
     pub(super) keep: u32,
@@ -96,7 +96,7 @@ pub(super) enum Verdict {
     Break,
 }
 
-/// A comparison: the field's masked bits equal the value, or differ.
+/// A comparison: whether the field's masked bits equal the value, or differ from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
     pub(super) field: Field,
@@ -108,15 +108,15 @@ pub(super) struct Condition {
 /// A packet field that a rule compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Field {
-    /// The bytes of the IP header from this offset.
+    /// The bytes of the IP header, starting at this offset.
     Header(usize),
     Mark,
-    /// The netfilter number of the family, one byte.
+    /// The netfilter number of the family (one byte).
     NfProto,
     Protocol,
-    /// The protocol number above IP.
+    /// The transport protocol number.
     L4Proto,
-    /// The type of the route to the destination (`RTN_LOCAL` and others).
+    /// The type of the route to the destination, such as `RTN_LOCAL`.
     DestinationKind,
     /// The zero-padded name of the incoming or outgoing device.
     InName,
@@ -140,11 +140,11 @@ pub(super) enum Obstacle {
     TooMany,
 }
 
-/// The result of a walk.
+/// The result of tracing packets through the chains.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) obstacles: BTreeSet<Obstacle>,
-    /// The chains with rules that accept all packets unchanged.
+    /// The chains whose rules accept all packets unchanged.
     pub(super) harmless: BTreeSet<ChainName>,
 }
 

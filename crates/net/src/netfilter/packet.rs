@@ -1,5 +1,5 @@
-//! A set of packets between pods: each field holds all values that packets may still have at a
-//! rule.
+//! Models a set of packets between pods: each field holds all values that the packets may still
+//! have at a rule.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -26,15 +26,15 @@ pub(super) struct Mark {
     value: u32,
 }
 
-/// Bits of conntrack states (linux/netfilter/nf_conntrack_common.h). A packet of a connection that
-/// conntrack saw from the start is not `INVALID`; only packets of helpers are `RELATED`. An ICMP
-/// error about an unseen connection is `INVALID`.
+/// Bits of conntrack states (linux/netfilter/nf_conntrack_common.h). Packets of a connection that
+/// conntrack tracked from the start are never `INVALID`; only packets of helpers are `RELATED`. An
+/// ICMP error about an untracked connection is `INVALID`.
 pub(super) const INVALID: u32 = 1;
 pub(super) const ESTABLISHED: u32 = 2;
 pub(super) const RELATED: u32 = 4;
 pub(super) const NEW: u32 = 8;
 
-/// The packets to judge.
+/// The packets for which the rules are evaluated.
 #[derive(Clone, Debug)]
 pub(super) struct Asked<'a> {
     pub(super) sources: &'a [IpNet],
@@ -42,49 +42,46 @@ pub(super) struct Asked<'a> {
     pub(super) mark: Mark,
     pub(super) states: &'a [u32],
     pub(super) protocols: &'a [u8],
-    /// The networks that send ICMP errors about the connections; empty if errors do not skip the
-    /// stack.
+    /// The networks that send ICMP errors about the connections; empty if such errors go through
+    /// the network stack.
     pub(super) reporters: &'a [IpNet],
-    /// The conntrack state of these errors.
+    /// The conntrack state of these ICMP errors.
     pub(super) reports: u32,
     pub(super) devices: Devices<'a>,
-    /// A rule that sets the mark has an effect on the packets, ...
+    /// True if a mark that a rule sets affects the packets.
     pub(super) heeds_marks: bool,
-    /// ... unless the mark is tracked and ends up unchanged.
+    /// True if marks are tracked. Then a rule affects the packets only if it changes the mark.
     pub(super) knows_marks: bool,
-    /// The packets' sources are valid: they come from the device that the kernel would reply
-    /// through.
+    /// True if the sources are valid: packets come from the device through which the kernel would
+    /// reply.
     pub(super) knows_senders: bool,
 }
 
-/// The packets that reach a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Packets<'a> {
     pub(super) family: Family,
     pub(super) source: Rc<[IpNet]>,
     pub(super) destination: Rc<[IpNet]>,
     pub(super) mark: Mark,
-    /// The conntrack state; `None` before conntrack.
+    /// The conntrack state; `None` before conntrack's hook.
     pub(super) state: Option<u32>,
     pub(super) protocol: u8,
     pub(super) devices: Devices<'a>,
 }
 
-/// The incoming and outgoing devices of packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Devices<'a> {
     pub(super) incoming: Names<'a>,
     pub(super) outgoing: Names<'a>,
 }
 
-/// The possible names of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Names<'a> {
     AnyBut(&'a BTreeSet<String>),
     Only(Rc<BTreeSet<String>>),
 }
 
-/// The share of the packets that match a condition.
+/// The share of a set of packets that matches a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Share {
     All,
@@ -114,7 +111,7 @@ impl Family {
         }
     }
 
-    /// Returns true if packets of this family traverse tables of that family.
+    /// Returns true if packets of this family traverse tables of the family `tables`.
     pub(super) fn passes(self, tables: TableFamily) -> bool {
         match tables {
             TableFamily::Inet | TableFamily::Netdev => true,
@@ -123,7 +120,8 @@ impl Family {
         }
     }
 
-    /// Returns the offsets of the source and destination addresses in the header, and their length.
+    /// Returns the offsets of the source and destination addresses in the IP header, and their
+    /// length.
     fn addresses(self) -> (usize, usize, usize) {
         match self {
             Self::V4 => (12, 16, 4),
@@ -131,8 +129,8 @@ impl Family {
         }
     }
 
-    /// Returns the offset of the protocol number in the header. Packets with extension headers take
-    /// the stack.
+    /// Returns the offset of the protocol number in the IP header. Packets with extension headers
+    /// go through the network stack.
     fn protocol_at(self) -> usize {
         match self {
             Self::V4 => 9,
@@ -156,7 +154,7 @@ impl Family {
 }
 
 impl<'a> Asked<'a> {
-    /// Returns packets of open connections among these networks, without ICMP errors.
+    /// Returns the packets of open connections among these networks, without ICMP errors.
     pub(super) fn new(
         nets: &'a [IpNet],
         mark: Mark,
@@ -188,7 +186,7 @@ impl Mark {
     };
     pub(super) const UNKNOWN: Self = Self { known: 0, value: 0 };
 
-    /// Returns the known bits that both marks share.
+    /// Returns the bits that are known and equal in both marks.
     pub(super) fn or(self, other: Self) -> Self {
         let known = self.known & other.known & !(self.value ^ other.value);
         Self {
@@ -205,7 +203,7 @@ impl Mark {
         }
     }
 
-    /// Returns the share with a mark equal to the condition's value.
+    /// Returns the share of packets whose mark equals the condition's value.
     fn compared(self, condition: &Condition) -> Share {
         let bits = |bytes: &[u8]| bytes.try_into().map(u32::from_ne_bytes);
         let (Ok(mask), Ok(value)) = (bits(&condition.mask), bits(&condition.value)) else {
@@ -222,8 +220,8 @@ impl Mark {
 }
 
 impl Names<'_> {
-    /// Returns the share with the condition's device name, their devices, and the remaining
-    /// devices.
+    /// Returns the share of packets that match a condition on the device name, their devices, and
+    /// the remaining devices.
     fn split(&self, condition: &Condition) -> (Share, Self, Self) {
         let names = match self {
             Self::AnyBut(others) => {
@@ -255,7 +253,6 @@ impl Names<'_> {
         }
     }
 
-    /// Returns true if this device is possible.
     pub(super) fn has(&self, name: &String) -> bool {
         match self {
             Self::AnyBut(others) => !others.contains(name),
@@ -272,7 +269,7 @@ impl Devices<'_> {
         }
     }
 
-    /// Narrows the devices to packets that match a condition, or to those that do not.
+    /// Restricts the devices to those of packets that match the condition, or that do not.
     fn keep(&mut self, condition: &Condition, holds: bool) -> Option<Share> {
         let names = match condition.field {
             Field::InName => &mut self.incoming,
@@ -296,7 +293,7 @@ impl Devices<'_> {
 }
 
 impl Packets<'_> {
-    /// Returns the share that matches a condition, and narrows the packets to it.
+    /// Returns the share of packets that match a condition, and restricts the set to them.
     pub(super) fn keep(&mut self, condition: &Condition) -> Share {
         let Condition { field, equal, .. } = condition;
         let share = match field {
@@ -326,8 +323,8 @@ impl Packets<'_> {
         }
     }
 
-    /// Returns [`Share::None`] for a local destination: addresses of pods and of their clients are
-    /// not the host's.
+    /// Returns [`Share::None`] for a condition on local destinations: addresses of pods and of
+    /// their clients are not the host's.
     fn destination_kind(&self, condition: &Condition) -> Share {
         let asks_local = condition.value == RTN_LOCAL.to_ne_bytes() && condition.mask == [0xff; 4];
         if asks_local && condition.equal {
@@ -337,7 +334,8 @@ impl Packets<'_> {
         }
     }
 
-    /// Returns the share with a matching IP header, and its source and destination networks.
+    /// Returns the share of packets with a matching IP header, and the matching source and
+    /// destination networks.
     fn header(&self, offset: usize, condition: &Condition) -> (Share, Rc<[IpNet]>, Rc<[IpNet]>) {
         let (source_at, destination_at, len) = self.family.addresses();
         let (of_source, source) = kept(&self.source, &condition.bits(offset, source_at, len));
@@ -377,7 +375,7 @@ impl Share {
 }
 
 impl Condition {
-    /// Returns the share for a field with the same value in all packets.
+    /// Returns the share for a field that has the same value in all packets.
     fn of_constant(&self, bytes: &[u8]) -> Share {
         if bytes.len() < self.value.len() {
             return Share::Some;
@@ -390,7 +388,7 @@ impl Condition {
         }
     }
 
-    /// Returns the share with the condition's device name. The name may be any except `others`.
+    /// Returns the share for a condition on the device name, which may be any name except `others`.
     fn of_device(&self, others: &BTreeSet<String>) -> Share {
         if self.exact_name().is_some_and(|name| others.contains(name)) {
             Share::None
@@ -406,8 +404,7 @@ impl Condition {
         asked.all(|(mask, value)| bytes.next().is_some_and(|byte| byte & mask == *value))
     }
 
-    /// Returns the device name of a condition that compares the whole name, including its
-    /// terminator.
+    /// Returns the device name of a condition that compares the whole name and its terminator.
     fn exact_name(&self) -> Option<&str> {
         let end = self.value.iter().position(|byte| *byte == 0)?;
         let is_whole = self.mask.get(..=end)?.iter().all(|mask| *mask == 0xff);
@@ -432,7 +429,7 @@ impl Condition {
     }
 }
 
-/// Returns the share of addresses that match these bits, and the matching networks.
+/// Returns the share of the networks' addresses that match these bits, and the matching networks.
 fn kept(nets: &Rc<[IpNet]>, bits: &Bits) -> (Share, Rc<[IpNet]>) {
     if bits.mask.iter().chain(&bits.value).all(|byte| *byte == 0) {
         return (Share::All, Rc::clone(nets));
@@ -460,7 +457,7 @@ fn kept(nets: &Rc<[IpNet]>, bits: &Bits) -> (Share, Rc<[IpNet]>) {
     (share, kept.into())
 }
 
-/// Returns the network given by the leading bits of an address.
+/// Returns the network of the first `len` bits of an address.
 fn net(addr: &[u8], len: u32) -> Option<IpNet> {
     let addr = match addr.len() {
         4 => IpAddr::from(<[u8; 4]>::try_from(addr).ok()?),

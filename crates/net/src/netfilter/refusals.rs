@@ -1,5 +1,5 @@
 //! Finds the chains that refuse packets between outside clients and pods because no rule accepts
-//! them. kube-proxy's mode iptables adds such a rule.
+//! them. kube-proxy's mode iptables adds an accepting rule.
 
 use std::collections::BTreeSet;
 
@@ -14,25 +14,26 @@ use super::{Netfilter, walk};
 /// The iptables chain for forwarded packets, and its table.
 const FORWARD: &str = "FORWARD";
 const FILTER: &str = "filter";
-/// The chains for the operator's rules in Docker and, for each family, in ufw.
+/// The chains for the operator's rules of Docker and, by family, of ufw.
 const DOCKER: &str = "DOCKER-USER";
 const UFW: [&str; 2] = ["ufw-user-forward", "ufw6-user-forward"];
 
-/// A chain that refuses these packets, and the remedy.
+/// A chain that refuses packets between outside clients and pods, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The reason: `chain FORWARD of table ip filter drops packets that its rules do not accept`.
     pub why: String,
-    /// The commands that make the chain accept pods' packets. `PODS` stands for their network if
-    /// all addresses were judged.
+    /// The commands that make the chain accept pods' packets. `PODS` stands for the pods' network
+    /// if the rules were evaluated for all addresses.
     pub remedy: String,
     /// True if a rule that kpx does not evaluate may accept the packets.
     pub is_doubtful: bool,
 }
 
 impl Netfilter {
-    /// Judges new connections of outside clients to addresses of `pods`, and the replies. The
-    /// packets have no mark and use any device. Only the families of `pods` are judged.
+    /// Evaluates the rules for new connections of outside clients to addresses of `pods`, and for
+    /// the replies. Packets have no mark and use any device. Only rules for the families of `pods`
+    /// count.
     pub fn refusals(&self, pods: &[IpNet]) -> Vec<Refusal> {
         let everywhere = Self::everywhere();
         let none = BTreeSet::new();
@@ -96,8 +97,8 @@ impl Netfilter {
         of_nftables.chain(of_legacy).collect()
     }
 
-    /// Returns the chains that drop packets to the host itself unless a rule accepts them.
-    /// Accepting rules are not evaluated.
+    /// Returns the chains that drop packets to the host itself unless a rule accepts them. Their
+    /// rules are not evaluated.
     pub fn closed_inputs(&self) -> Vec<String> {
         let drops = |chain: &&ChainName| {
             self.rules[*chain]
@@ -115,8 +116,8 @@ impl Netfilter {
         chains.chain(legacy.map(|dropping| dropping.why)).collect()
     }
 
-    /// Returns a chain that refuses everything, by its policy or an unconditional rule, and how it
-    /// refuses. A rule about some packets is deliberate and does not count.
+    /// Returns the chain if it refuses all packets, by its policy or an unconditional rule, and how
+    /// it refuses. A rule about some packets is deliberate and does not count.
     fn refuses<'a>(&self, obstacle: &'a Obstacle) -> Option<(&'a ChainName, &'static str)> {
         match obstacle {
             Obstacle::Policy(chain) => Some((chain, "drops")),
@@ -177,7 +178,7 @@ fn by_iptables(tool: &str, chain: &str, net: &IpNet) -> [String; 2] {
     ["-d", "-s"].map(|end| format!("{tool} -I {chain} {end} {} -j ACCEPT", name(net)))
 }
 
-/// Returns a network as text. The network of all addresses becomes a placeholder.
+/// Returns a network as text; `PODS` for the network of all addresses.
 fn name(net: &IpNet) -> String {
     if net.prefix_len() == 0 {
         "PODS".to_owned()

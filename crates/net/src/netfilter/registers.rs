@@ -1,15 +1,16 @@
-//! The registers of a rule: loads and masks determine the field that a later comparison reads.
+//! Tracks the registers of a rule, to find out which field a comparison reads after loads and
+//! masks.
 
 use std::iter;
 use std::ops::Range;
 
 use super::model::{Condition, Field, MarkChange};
 
-/// The number of the first four-byte register. Sixteen-byte registers overlap four of them and
-/// start at 1.
+/// The number of the first four-byte register. Sixteen-byte registers have the numbers 1 to 4, and
+/// each overlaps four four-byte registers.
 const FIRST_OF_FOUR_BYTES: u32 = 8;
 
-/// The content of registers: a field's masked bits, some of them flipped.
+/// The content of registers: the masked bits of a field, with some bits flipped.
 #[derive(Clone, Debug)]
 struct Loaded {
     field: Field,
@@ -22,7 +23,7 @@ struct Loaded {
 pub(super) struct Registers(Vec<(Range<u32>, Loaded)>);
 
 impl Registers {
-    /// Forgets everything: an expression wrote registers that kpx does not track.
+    /// Discards all content, because an expression wrote registers that kpx does not track.
     pub(super) fn forget(&mut self) {
         self.0.clear();
     }
@@ -38,7 +39,7 @@ impl Registers {
         );
     }
 
-    /// Masks a register's content and flips bits. Unknown content stays unknown.
+    /// Masks a register's content and flips bits. Unknown content remains unknown.
     pub(super) fn mask(&mut self, [from, to]: [u32; 2], mask: &[u8], flip: &[u8]) {
         let known = self
             .read(from)
@@ -61,7 +62,8 @@ impl Registers {
         );
     }
 
-    /// Returns the condition that a register equals this value; `None` for unknown content.
+    /// Returns the condition that a register equals `value`, or differs from it; `None` if the
+    /// content is unknown.
     pub(super) fn compare(&self, from: u32, value: &[u8], equal: bool) -> Option<Condition> {
         let Loaded {
             field,
@@ -78,8 +80,8 @@ impl Registers {
         })
     }
 
-    /// Returns the change that stores a register in the mark; `None` unless the register holds a
-    /// masked and flipped mark.
+    /// Returns the change of the mark when a register is stored in it; `None` unless the register
+    /// holds a masked and flipped mark.
     pub(super) fn mark(&self, from: u32) -> Option<MarkChange> {
         let Loaded { mask, flipped, .. } = self
             .read(from)
@@ -111,7 +113,7 @@ impl Registers {
     }
 }
 
-/// Returns `None` for the verdict register and unknown registers.
+/// Returns a register's position; `None` for the verdict register and unknown registers.
 fn place(register: u32) -> Option<u32> {
     match register {
         1..=4 => Some((register - 1) * 4),

@@ -1,4 +1,4 @@
-//! Tests of the walk with handwritten rules. Tests with recorded rule sets are in the submodules.
+//! Traces packets through handwritten rules. Tests with recorded rule sets are in the submodules.
 
 mod bytes;
 mod filters;
@@ -18,7 +18,7 @@ use super::*;
 const PODS: &str = "10.244.1.0/24";
 /// Devices that do not belong to pods.
 const OTHERS: [&str; 3] = ["docker0", "eth0", "lo"];
-/// The offsets of the addresses in the header of IPv4.
+/// The offsets of the addresses in the IPv4 header.
 const SOURCE: usize = 12;
 const DESTINATION: usize = 16;
 
@@ -116,7 +116,7 @@ fn named(table: &str, chain: &str) -> ChainName {
     }
 }
 
-/// Returns a rule's position and effect without its table; other obstacles in full.
+/// Returns a rule's position and effect without its table; any other obstacle in full.
 fn short(obstacle: &Obstacle) -> String {
     match obstacle {
         Obstacle::Rule {
@@ -128,12 +128,12 @@ fn short(obstacle: &Obstacle) -> String {
     }
 }
 
-/// Returns the result for bypass connections between these addresses, without ICMP errors.
+/// Returns the result for bypass connections between `pods`, without ICMP errors.
 fn found(rules: &Ruleset, pods: &str) -> Found {
     found_with_errors(rules, pods, "")
 }
 
-/// Returns the result for these connections and for ICMP errors from `reporters`.
+/// Returns the result for bypass connections and for ICMP errors from `reporters`.
 fn found_with_errors(rules: &Ruleset, pods: &str, reporters: &str) -> Found {
     let reporters = &nets(reporters)[..];
     let nets = nets(pods);
@@ -155,7 +155,7 @@ fn found_with_errors(rules: &Ruleset, pods: &str, reporters: &str) -> Found {
     )
 }
 
-/// Returns the obstacles among these chains: `POST 2` for a rule that may masquerade.
+/// Returns the obstacles in these chains, such as `POST 2` for a rule that may masquerade.
 fn judged(chains: impl IntoIterator<Item = (ChainName, Chain)>) -> Vec<String> {
     let found = found(&chains.into_iter().collect(), PODS);
     found
@@ -539,7 +539,7 @@ fn answer_has_few_lines() {
     );
 }
 
-// Skipping a message would make its rule harmless.
+// The rule of a skipped message would count as harmless.
 #[test]
 fn broken_messages_are_errors() {
     let chain = Message {

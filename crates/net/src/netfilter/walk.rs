@@ -1,4 +1,4 @@
-//! Walks packets between pods through the chains. At a rule that may or may not match, the walk
+//! Traces packets between pods through the chains. At a rule that may or may not match, the walk
 //! follows both outcomes.
 
 use std::collections::BTreeSet;
@@ -12,19 +12,19 @@ use super::model::{
 };
 use super::packet::{Asked, Devices, Family, Mark, NEW, Packets, Share};
 
-/// kube-proxy's table in mode nftables: without Services that kube-proxy serves, its rules match
-/// nothing.
+/// kube-proxy's table in mode nftables. Its rules match nothing if kube-proxy serves no Service.
 const KUBE_PROXY: &str = "kube-proxy";
-/// The priority of conntrack at the first hook. In chains before it every connection is `INVALID`.
+/// The priority of conntrack at the first hook. In chains before it packets have no conntrack state
+/// yet.
 const NF_IP_PRI_CONNTRACK: i32 = -200;
 
-/// The rules that a walk of one kind of packet visits at most. A rule counts for each path that
-/// leads to it.
+/// The maximum number of rules that the walk visits for one kind of packet. A rule counts once for
+/// each path to it.
 const STEPS: u32 = 100_000;
-/// The deepest nesting of chains. The kernel allows 16.
+/// The maximum nesting of chains. The kernel allows 16.
 const DEPTH: u32 = 32;
 
-/// The exits of a chain, with the known mark of the packets that take each exit.
+/// The exits of a chain, with the known mark of the packets that use each exit.
 #[derive(Clone, Copy, Default)]
 struct Ends {
     /// The packets that return to the calling chain.
@@ -40,7 +40,7 @@ struct RuleEnds<'a> {
     of_chain: Ends,
 }
 
-/// The packets that continue with the next rule, as far as known.
+/// The known properties of the packets that continue with the next rule.
 #[derive(Clone)]
 struct Rest<'a> {
     mark: Mark,
@@ -76,8 +76,8 @@ pub(super) fn walk<'a>(rules: &'a Ruleset, asked: &'a Asked<'a>) -> Found {
         let [sources, destinations] = [asked.sources, asked.destinations].map(of_family);
         let reporters = of_family(asked.reporters);
         let are_there = !sources.is_empty() && !destinations.is_empty();
-        // Each kind of packet walks alone, so rules that split packets by kind are evaluated
-        // exactly.
+        // The walk handles each kind of packet (state, protocol) by itself, so rules that
+        // distinguish the kinds are evaluated exactly.
         let kinds = asked
             .states
             .iter()
@@ -105,7 +105,7 @@ pub(super) fn walk<'a>(rules: &'a Ruleset, asked: &'a Asked<'a>) -> Found {
     walk.found
 }
 
-/// Returns the chain's base if packets of the family traverse the chain.
+/// Returns the chain's base; `None` if packets of the family do not traverse the chain.
 pub(super) fn passed(name: &ChainName, chain: &Chain, family: Family) -> Option<Base> {
     let is_kube_proxy = name.table == KUBE_PROXY && name.family != TableFamily::Inet;
     chain.base.filter(|base| {
@@ -147,8 +147,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Evaluates a chain at a device hook: it concerns other devices only, or its rules may do
-    /// anything.
+    /// Evaluates a chain at a device hook: it is for other devices only, or its rules may have any
+    /// effect.
     fn device(&mut self, name: &ChainName, chain: &Chain, packets: &Packets) {
         let is_elsewhere = !chain.devices.is_empty()
             && !chain
@@ -160,7 +160,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns the mark with which packets leave the chain. Accepted packets continue with the next
+    /// Returns the mark of packets that leave the chain. Accepted packets continue with the next
     /// base chain.
     fn base_chain(
         &mut self,

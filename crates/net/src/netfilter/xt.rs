@@ -1,39 +1,39 @@
-//! The matches and targets of iptables in nftables: `iptables-nft` sends them as the legacy
+//! Parses iptables' matches and targets in nftables rules: `iptables-nft` sends them as the legacy
 //! structures.
 
 use super::attrs::Attrs;
 use super::model::{Condition, Field, MarkChange, Part};
 use super::packet::RTN_LOCAL;
 
-/// The attributes of a match; a target has the same numbers.
+/// The attributes of a match, and of a target.
 const NFTA_MATCH_NAME: u16 = 1;
 const NFTA_MATCH_REV: u16 = 2;
 const NFTA_MATCH_INFO: u16 = 3;
 
-/// The source types, destination types and flags of `struct xt_addrtype_info_v1` for
-/// `--dst-type LOCAL` alone.
+/// The source types, destination types and flags of `struct xt_addrtype_info_v1` for the sole
+/// condition `--dst-type LOCAL`.
 const LOCAL_DESTINATION: (u16, u16, u32) = (0, 1 << RTN_LOCAL, 0);
 
-/// The offsets of the state mask and the flags in `struct xt_conntrack_mtinfo2` and `3`. The flags
-/// select the compared fields and invert them.
+/// The offsets of the state mask and the flags in `struct xt_conntrack_mtinfo2` and
+/// `xt_conntrack_mtinfo3`. The flags select the compared fields and invert them.
 const STATES_AT: usize = 150;
 const FLAGS_AT: usize = 146;
 const XT_CONNTRACK_STATE: u16 = 1;
 /// A flag that only records the name under which iptables requested the match.
 const XT_CONNTRACK_STATE_ALIAS: u16 = 1 << 13;
-/// Extra states of any connection: translated source or destination.
+/// Extra bits of any state: translated source or destination.
 const TRANSLATED: u32 = 0xc0;
 
 /// The flag of `struct xt_rpfilter_info` that inverts the match.
 const XT_RPFILTER_INVERT: u8 = 1 << 3;
 
-/// The matches without effects except on their own counters and limits, each between blanks.
+/// The matches whose only effects are on their own counters and limits, each between blanks.
 const ASKING: &str = " addrtype cgroup connbytes connlimit connmark conntrack cpu devgroup dscp ecn esp frag hashlimit helper hl \
     icmp icmp6 iprange length limit mac mark multiport nfacct owner physdev pkttype policy quota realm rpfilter sctp set \
     socket state statistic string tcp tcpmss time tos ttl u32 udp ";
 
-/// Returns the conditions of a match; empty if it always holds. A match that kpx does not support
-/// may have an effect.
+/// Returns the conditions of a match; empty if the match always holds. A match that kpx does not
+/// support may have an effect.
 pub(super) fn matched(data: &Attrs) -> Vec<Part> {
     let info = data.get(NFTA_MATCH_INFO).unwrap_or_default();
     let name = data.text(NFTA_MATCH_NAME).unwrap_or("?");
@@ -102,7 +102,7 @@ fn mark(info: &[u8]) -> Option<Condition> {
     })
 }
 
-/// Returns `None` unless the match compares only states.
+/// Returns the condition on the states; `None` if the match compares other fields too.
 fn conntrack(info: &[u8]) -> Option<Condition> {
     let u16_at = |at: usize| Some(u16::from_ne_bytes(info.get(at..at + 2)?.try_into().ok()?));
     let asks = u16_at(FLAGS_AT)?;
@@ -112,8 +112,8 @@ fn conntrack(info: &[u8]) -> Option<Condition> {
         .then(|| state(u32::from(u16_at(STATES_AT)?), is_inverted))?
 }
 
-/// Returns the condition that the connection has one of these states, or has none of them if
-/// inverted.
+/// Returns the condition that the connection has one of these states, or none of them if
+/// `is_inverted`.
 fn state(states: u32, is_inverted: bool) -> Option<Condition> {
     (states & TRANSLATED == 0).then(|| Condition {
         field: Field::State,

@@ -14,7 +14,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::super::packet::Family;
 
-/// The options: a table's description, and its entries.
+/// The socket options that read a table's description and its entries.
 pub(super) const GET_INFO: c_int = 64;
 pub(super) const GET_ENTRIES: c_int = 65;
 
@@ -36,7 +36,7 @@ impl Asker {
         })
     }
 
-    /// Sends the request in `buffer` to the kernel, which writes the answer there.
+    /// Sends the request in `buffer` to the kernel, which overwrites it with the answer.
     pub(super) fn ask(&self, option: c_int, buffer: &mut [u8]) -> Result<()> {
         let mut len = size_of_val(buffer) as socklen_t;
         // SAFETY: the kernel writes at most `len` bytes to `buffer`, and both variables outlive the

@@ -13,7 +13,6 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns attributes with these numbers and values.
 fn numbers(numbers: &[(u16, u32)]) -> Vec<u8> {
     numbers
         .iter()
@@ -37,7 +36,6 @@ fn rule(expressions: &[(&str, Vec<u8>)]) -> Rule {
     expression::rule(&Attrs::parse(&list).unwrap()).unwrap()
 }
 
-/// Parses an iptables match or target.
 fn xt(kind: &str, name: &str, revision: u32, info: &[u8]) -> Rule {
     let name = attribute(1, format!("{name}\0").as_bytes());
     rule(&[(

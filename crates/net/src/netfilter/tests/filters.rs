@@ -8,13 +8,13 @@ use super::super::{Judgement, Legacy, Netfilter, ruleset};
 use super::fixtures::{PODS, judged, leaves_alone};
 use super::{Condition, Field, OTHERS, Part, chain, found, from, nets, record, to};
 
-/// Judges a file's rules for the pods; `others` are not pods' devices.
+/// Evaluates a file's rules for bypass connections of pods. `others` are devices of the host.
 fn judgement(file: &str, others: &[&str]) -> Judgement {
     let others = others.iter().map(|name| (*name).to_owned()).collect();
     netfilter(file, true).judge_bypass(&nets(PODS), &others, false)
 }
 
-/// Parses a file's rules; `takes_up` if conntrack picks up connections midstream.
+/// Parses a file's rules. `takes_up`: conntrack picks up connections midstream.
 fn netfilter(file: &str, takes_up: bool) -> Netfilter {
     let rules = ruleset(&record::messages(file)).unwrap();
     Netfilter {
@@ -25,7 +25,7 @@ fn netfilter(file: &str, takes_up: bool) -> Netfilter {
     }
 }
 
-/// Judges a file's rules for open connections between pods on these devices only.
+/// Evaluates a file's rules for open connections between pods, only on the devices `ports`.
 fn opened(file: &str, ports: &[&str], heeds_marks: bool) -> Vec<String> {
     let ports = ports.iter().map(|name| (*name).to_owned()).collect();
     netfilter(file, true)
@@ -33,7 +33,7 @@ fn opened(file: &str, ports: &[&str], heeds_marks: bool) -> Vec<String> {
         .against
 }
 
-// Each accepts packets of open connections between the devices in its rules.
+// Each rule set accepts packets of open connections between the devices in its rules.
 #[test]
 fn policies_of_cnis_let_open_connections_pass() {
     let pod = "cali0a1b2c3d4e5";
@@ -70,7 +70,7 @@ fn policies_of_cnis_let_open_connections_pass() {
     );
 }
 
-// Each accepts packets of open connections from outside to its pod, and the replies.
+// Each rule set accepts packets of open connections from outside to its pod, and the replies.
 #[test]
 fn policies_of_cnis_let_open_connections_from_outside_pass() {
     let outside = |file, pod: &str, heeds_marks| {
@@ -238,7 +238,8 @@ fn dockers_rules_leave_pods_to_the_policy() {
     assert_eq!(against, drops);
 }
 
-// kube-proxy refuses packets to Service addresses, with its own mark, or without a connection.
+// kube-proxy refuses packets to Service addresses, packets with its own mark, and packets without a
+// connection.
 #[test]
 fn kube_proxys_filters_let_pods_pass() {
     let refused = [
@@ -269,7 +270,8 @@ fn kube_proxys_filters_let_pods_pass() {
     );
 }
 
-// ICMP errors of pods about bypass connections skip the stack too, so rules about ICMP count.
+// ICMP errors of pods about bypass connections bypass the network stack too, so rules about ICMP
+// count.
 #[test]
 fn rules_about_icmp_between_pods_count() {
     let icmp = Condition {

@@ -6,15 +6,15 @@ use super::{found, record, short};
 /// The pods of the recorded nodes.
 pub(super) const PODS: &str = "10.244.1.0/24 fd00:10:244:1::/64";
 
-/// Returns the possible effects of a file's rules on packets between these addresses:
+/// Returns the possible effects of a file's rules on packets between the addresses `pods`:
 /// `POSTROUTING 1 masquerade`.
 pub(super) fn judged(file: &str, pods: &str) -> Vec<String> {
     let rules = ruleset(&record::messages(file)).unwrap();
     found(&rules, pods).obstacles.iter().map(short).collect()
 }
 
-/// Checks that the rules leave the node's pods alone and would change packets of pods with other
-/// addresses.
+/// Checks that the rules leave packets of the node's pods unchanged, and would change packets of
+/// pods with the addresses `others`.
 #[track_caller]
 pub(super) fn leaves_alone(file: &str, others: &str, want: &[&str]) {
     assert_eq!(judged(file, PODS), [""; 0], "{file}");
@@ -41,7 +41,7 @@ fn flannels_rules_leave_pods_alone() {
 }
 
 // The plugins accept packets within the pod's network. portmap's chain matches only the host's
-// addresses, and its masquerade only marked packets.
+// addresses, and its masquerade matches only marked packets.
 #[test]
 fn cni_plugins_leave_pods_of_one_network_alone() {
     let want = [
@@ -55,7 +55,7 @@ fn cni_plugins_leave_pods_of_one_network_alone() {
     leaves_alone("cni-ipmasq.nft", "fd00:10:244:1::/64 fd00:99::/64", &want);
 }
 
-// A pod alone in its network is masqueraded towards every other pod.
+// The network has a single pod, which is masqueraded towards every other pod.
 #[test]
 fn cni_plugins_may_masquerade_pods_of_single_addresses() {
     assert_eq!(

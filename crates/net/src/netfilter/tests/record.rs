@@ -1,7 +1,7 @@
 //! Recorded rule sets: the kernel's messages as bytes in `NAME.EXT.bin`, next to the loaded text.
 //!
-//! `UPDATE_EXPECT=1 cargo test -p proxy-net netfilter` records them (root; nft, iptables-nft,
-//! ipset), on a little-endian machine.
+//! `UPDATE_EXPECT=1 cargo test -p proxy-net netfilter` records the rule sets (root; nft,
+//! iptables-nft, ipset), on a little-endian machine.
 
 use std::env;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ pub(super) fn messages(file: &str) -> Vec<Message> {
     let recorded = folder().join(format!("{file}.bin"));
     if env::var_os("UPDATE_EXPECT").is_some() {
         let file = folder().join(file);
-        // The namespace ends with the thread.
+        // The network namespace disappears with the thread.
         let messages = thread::spawn(move || record(&file)).join().unwrap();
         fs::write(
             &recorded,

@@ -35,7 +35,7 @@ fn device(name: &str, equal: bool) -> Part {
     })
 }
 
-/// Returns a chain that drops packets that no rule accepts.
+/// Returns a chain that drops packets unless a rule accepts them.
 fn dropping(name: &str, rules: Vec<Rule>) -> (ChainName, Chain) {
     let (name, mut chain) = chain(name, rules);
     chain.base.as_mut().unwrap().drops = true;
@@ -233,7 +233,7 @@ fn states_and_protocols_share_out_the_packets() {
     );
 }
 
-// Conntrack has not run, so every packet is invalid there.
+// Conntrack runs after this hook, so every packet may match `INVALID` there.
 #[test]
 fn states_are_unknown_before_conntrack() {
     let refuses_invalid = || vec![vec![state(1, false), refuse()]];
@@ -241,7 +241,7 @@ fn states_are_unknown_before_conntrack() {
     assert_eq!(judged([chain("FWD", refuses_invalid())]), [""; 0]);
 }
 
-// Conntrack has no entry for the connection in the error.
+// Conntrack does not track the connection in the ICMP error.
 #[test]
 fn errors_are_invalid_packets_of_any_router() {
     let errors = |chain: (ChainName, Chain), reporters| {
