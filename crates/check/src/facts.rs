@@ -1,4 +1,4 @@
-//! Collects facts about this host. This module neither judges them nor changes the host.
+//! Collects facts about this host. This module neither evaluates the facts nor changes the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -40,18 +40,18 @@ pub(crate) struct Facts {
     /// The kernel's release, as `uname -r` prints it.
     pub(crate) kernel: String,
     pub(crate) preemption: Preemption,
-    /// The capabilities that kpx needs and this process lacks.
+    /// The capabilities that kpx needs and this process does not have.
     pub(crate) missing_capabilities: Vec<Need>,
     pub(crate) probed: Probed,
     pub(crate) btf: bool,
     /// The types of mounted file systems.
     pub(crate) mounted: BTreeSet<String>,
     /// The limit on locked memory in bytes, after the loader has raised it as far as permitted;
-    /// `None` without a limit.
+    /// `None` if unlimited.
     pub(crate) memlock: Option<u64>,
-    /// The sysctls by their keys below `net`, without keys that the kernel lacks.
+    /// The kernel's sysctls by their keys below `net`.
     pub(crate) sysctls: BTreeMap<&'static str, String>,
-    /// The CNI plugins in configurations.
+    /// The CNI plugins named in configurations.
     pub(crate) cni: BTreeSet<String>,
     /// The names of all BPF programs in the kernel.
     pub(crate) programs: BTreeSet<String>,
@@ -59,7 +59,7 @@ pub(crate) struct Facts {
     pub(crate) others: Vec<(String, &'static str, String)>,
     /// The IPsec policies for outgoing packets.
     pub(crate) ipsec: Vec<Policy>,
-    /// The error of reading the IPsec policies.
+    /// The error from reading the IPsec policies.
     pub(crate) ipsec_unknown: Option<String>,
     /// The routing rules that the programs' FIB look-ups ignore.
     pub(crate) unasked_rules: Vec<ForeignRule>,
@@ -68,19 +68,19 @@ pub(crate) struct Facts {
     pub(crate) routes_in_ranges: Vec<IpNet>,
     /// Foreign routing rules before kpx's that may match this host's packets to ClusterIPs.
     pub(crate) early_rules: Vec<String>,
-    /// The netfilter chains that refuse traffic between outside clients and pods.
+    /// The netfilter chains that refuse traffic between pods and clients outside the cluster.
     pub(crate) refusals: Vec<Refusal>,
     /// Descriptions of the chains that drop packets to the host itself.
     pub(crate) closed_inputs: Vec<String>,
     /// The pods' networks, if the operator configured them.
     pub(crate) pod_networks: Vec<IpNet>,
-    /// The error of reading netfilter's rules.
+    /// The error from reading netfilter's rules.
     pub(crate) netfilter_unknown: Option<String>,
-    /// The devices on which a foreign qdisc occupies the place of clsact.
+    /// The devices on which a foreign qdisc takes the place of clsact.
     pub(crate) without_egress: Vec<String>,
-    /// The sysctl for bpf(2) without CAP_BPF: 0 permits it. `None` if the kernel lacks it.
+    /// The sysctl for bpf(2) without CAP_BPF: 0 permits it. `None` if the sysctl is missing.
     pub(crate) unprivileged_bpf_disabled: Option<u8>,
-    /// True if another kpx serves this host.
+    /// True if a kpx instance serves this host.
     pub(crate) kpx_runs: bool,
     /// True if kpx's programs serve without an agent.
     pub(crate) is_orphaned: bool,
@@ -89,10 +89,10 @@ pub(crate) struct Facts {
     pub(crate) kept_by: Option<String>,
     /// The result of reading the kubeconfig; `None` if no kubeconfig is given.
     pub(crate) kubeconfig: Option<Result<(), NotGranted>>,
-    /// The ids of processes with the name kube-proxy, without kpx's own.
+    /// The ids of processes with the name kube-proxy, except kpx's own.
     pub(crate) kube_proxies: Vec<u32>,
     pub(crate) kube_proxy_rules: KubeProxyRules,
-    /// The error of reading kube-proxy's rules.
+    /// The error from reading kube-proxy's rules.
     pub(crate) kube_proxy_rules_unknown: Option<String>,
     /// True if the device of kube-proxy's IPVS mode exists.
     pub(crate) kube_ipvs0: bool,
@@ -102,8 +102,8 @@ pub(crate) struct Facts {
     pub(crate) mtu: u32,
     /// The largest MTU of a pod's device, in bytes.
     pub(crate) pod_mtu: Option<u32>,
-    /// The reasons why veths into other network namespaces do not count as pods'. Only veths that
-    /// may be pods' are listed.
+    /// The reasons why veths into other network namespaces do not count as pods'. Veths that cannot
+    /// be pods' are omitted.
     pub(crate) no_pods: Vec<String>,
 }
 
@@ -125,7 +125,7 @@ const SYSCTLS: [&str; 7] = [
     BRIDGE_IPTABLES,
 ];
 
-/// kpx's default ports for metrics and health, the same as kube-proxy's.
+/// kpx's default ports for metrics and health, which are also kube-proxy's.
 pub(crate) const PORTS: [u16; 2] = [10_249, 10_256];
 
 const CNI_DIR: &str = "/etc/cni/net.d";
@@ -210,7 +210,7 @@ pub(crate) async fn gather(setting: &Setting) -> Result<Facts> {
     })
 }
 
-/// Returns the networks of this host's routes inside the ranges, without kpx's own routes.
+/// Returns the networks of this host's routes inside the ranges, except kpx's own routes.
 async fn routes_in(ranges: &[IpNet]) -> Result<Vec<IpNet>> {
     let (driver, handle) = net::connect()?;
     tokio::select! {
@@ -219,7 +219,7 @@ async fn routes_in(ranges: &[IpNet]) -> Result<Vec<IpNet>> {
     }
 }
 
-/// Returns the rules before kpx's that may match packets to these ranges.
+/// Returns the routing rules before kpx's that may match packets to these ranges.
 async fn early_rules(ranges: &[IpNet]) -> Result<Vec<String>> {
     let (driver, handle) = net::connect()?;
     tokio::select! {
@@ -228,7 +228,7 @@ async fn early_rules(ranges: &[IpNet]) -> Result<Vec<String>> {
     }
 }
 
-/// Returns the `kept_by` of the running kpx's status. Its run directory may be inside a container.
+/// Returns `kept_by` from the running kpx's status. Its run directory may be inside a container.
 async fn kept_by() -> Option<String> {
     let process = processes::kpx().ok()??;
     let run_dir = format!("/proc/{process}/root{RUN_DIR}");
@@ -241,7 +241,7 @@ async fn usable(setting: &Setting) -> Option<Result<(), NotGranted>> {
     Some(setting.source.check().await.map_err(NotGranted::from))
 }
 
-/// Returns kube-proxy's rules, or the error of reading them.
+/// Returns kube-proxy's rules, or the error from reading them.
 fn kube_proxy_rules(missing: &[Need]) -> (KubeProxyRules, Option<String>) {
     let lacks = missing
         .iter()
@@ -294,7 +294,7 @@ fn mounted() -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Returns the names of the plugins in all configurations. An unreadable file counts as missing.
+/// Returns the names of the plugins in all configurations. An unreadable file is ignored.
 fn cni(dir: &Path) -> BTreeSet<String> {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let read = files.filter_map(|file| {
@@ -309,7 +309,7 @@ fn cni(dir: &Path) -> BTreeSet<String> {
     read.flat_map(types).collect()
 }
 
-/// Lists the TCX programs and BPF filters on the devices, without kpx's own.
+/// Lists the TCX programs and BPF filters on the devices, except kpx's own.
 async fn others(links: impl Iterator<Item = &Link>) -> Result<Vec<(String, &'static str, String)>> {
     let (driver, handle) = net::connect()?;
     let find = async {

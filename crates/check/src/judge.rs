@@ -1,4 +1,4 @@
-//! Judges the facts: their meaning for kpx, and the remedies.
+//! Evaluates the facts: their meaning for kpx, and the remedies.
 
 mod kube_proxy;
 mod network;
@@ -89,8 +89,8 @@ pub(crate) fn judge(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Returns the findings for a machine outside the cluster, which has neither pods nor node ports,
-/// and does not forward.
+/// Returns the findings for a machine outside the cluster, which has neither pods nor node ports
+/// and does not forward packets.
 pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![
         kernel(facts),
@@ -112,13 +112,13 @@ pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Reports the kernel's release. It is not judged: features are probed, because distributions
+/// Reports the kernel's release without evaluating it: features are probed, because distributions
 /// backport them.
 fn kernel(facts: &Facts) -> Finding {
     ok("kernel", &facts.kernel)
 }
 
-/// Judges whether preemption can corrupt the programs' per-CPU memory. The agent refuses to start
+/// Checks whether preemption can corrupt the programs' per-CPU memory. The agent refuses to start
 /// in that case.
 fn preemption(facts: &Facts) -> Finding {
     const WHAT: &str = "preemption";
@@ -190,7 +190,7 @@ fn attach(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges unprivileged bpf(2). kpx works with any setting, because it has the required
+/// Checks unprivileged bpf(2). kpx works with any setting, because it has the required
 /// capabilities.
 fn unprivileged_bpf(facts: &Facts) -> Finding {
     const WHAT: &str = "unprivileged bpf";
@@ -250,8 +250,8 @@ fn sockets(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges the BPF file system, which keeps maps and links across restarts of the agent. Root mounts
-/// it if it is missing; the pod and the systemd unit may not.
+/// Checks the BPF file system, which keeps maps and links across restarts of the agent. Root mounts
+/// a missing file system; the pod and the systemd unit may not.
 fn bpf_fs(facts: &Facts) -> Finding {
     const WHAT: &str = "bpf file system";
     match facts.mounted.contains("bpf") {
@@ -265,7 +265,7 @@ fn bpf_fs(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges whether Services keep working while the running kpx restarts.
+/// Checks whether Services keep working while the running kpx restarts.
 fn restarts(facts: &Facts) -> Finding {
     const WHAT: &str = "restarts";
     match facts.kept_by.as_deref() {
@@ -321,7 +321,7 @@ fn memlock(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges whether another BPF dataplane translates Services.
+/// Checks whether another BPF dataplane translates Services.
 fn translators(facts: &Facts) -> Finding {
     const WHAT: &str = "other service proxies";
     let runs = |prefix: &str| facts.programs.iter().any(|name| name.starts_with(prefix));

@@ -1,6 +1,6 @@
-//! `kpx check`: checks whether this host is fit for kpx. [`facts`] collects, and [`judge`] judges.
-//! The agent and `kpx cleanup` share three parts: the needed capabilities, kube-proxy's processes,
-//! kube-proxy's rules.
+//! `kpx check`: checks whether this host is fit for kpx. [`facts`] collects, and [`judge`]
+//! evaluates. The agent and `kpx cleanup` share three parts: the needed capabilities, kube-proxy's
+//! processes, kube-proxy's rules.
 #![forbid(unsafe_code)]
 
 mod facts;
@@ -51,7 +51,7 @@ pub struct CheckArgs<R: RunFlags> {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
-    /// True unless a finding keeps kpx from working.
+    /// True if kpx works here: no finding has the level `fail`.
     fit: bool,
     findings: Vec<Finding>,
 }

@@ -1,4 +1,4 @@
-//! The capabilities that serving needs, and those that this process lacks.
+//! The capabilities that serving needs, and the missing capabilities of this process.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ impl fmt::Display for Need {
     }
 }
 
-/// Returns the needed capabilities that a set of this process lacks.
+/// Returns the needed capabilities that are missing in a set of this process.
 pub fn missing(set: CapSet) -> Result<Vec<Need>> {
     Ok(missing_of(
         &caps::read(None, set).context("read this process's capabilities")?,

@@ -1,6 +1,5 @@
-//! The needs of a machine outside the cluster (`kpx check --mode host`): access to the API server
-//! and rights there, no overlap between the cluster's Services and this machine's networks, and
-//! names.
+//! The needs of a machine outside the cluster (`kpx check --mode host`): access to the API server,
+//! rights there, ClusterIP ranges without overlap with this machine's networks, and names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -21,11 +20,11 @@ use proxy_source::kubernetes::{Fault, ForeignHome, Granted, NotGranted, Streams}
 /// The number of addresses of a range whose routes are checked, evenly spread.
 const SAMPLES: u128 = 64;
 
-/// The facts about a machine outside of the cluster.
+/// The facts about a machine outside the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Outside {
-    /// The rights that the API server grants; the error if it could not be asked. `None` without an
-    /// API server.
+    /// The rights that the API server grants, or the error from checking them. `None` if there is
+    /// no API server.
     pub(crate) granted: Option<Result<Granted, NotGranted>>,
     /// This machine's networks and addresses inside ClusterIP ranges, each with the range.
     pub(crate) overlaps: Vec<(IpNet, String)>,
@@ -41,7 +40,6 @@ pub(crate) enum Names {
     Resolved,
     /// systemd-resolved does not answer.
     NoResolved,
-    /// kpx's name server is off.
     Off,
     /// kpx's name server cannot bind its address.
     Unbound {
@@ -69,8 +67,8 @@ pub(crate) async fn gather(setting: &Setting, links: &BTreeMap<u32, Link>) -> Re
     })
 }
 
-/// Returns the ClusterIP ranges: the operator's, otherwise the cluster's. `None` if neither is
-/// available.
+/// Returns the ClusterIP ranges: the operator's ranges, otherwise the cluster's. `None` if neither
+/// is available.
 fn ranges<'a>(
     setting: &'a Setting,
     granted: Option<&'a Result<Granted, NotGranted>>,
@@ -80,7 +78,7 @@ fn ranges<'a>(
     of_operator.or(of_cluster).map(Vec::as_slice)
 }
 
-/// Returns this machine's networks and addresses inside the ranges, without kpx's own devices and
+/// Returns this machine's networks and addresses inside the ranges, except kpx's own devices and
 /// routes.
 async fn overlaps(ranges: &[IpNet], links: &BTreeMap<u32, Link>) -> Result<Vec<(IpNet, String)>> {
     let mut found = Vec::new();
@@ -135,7 +133,7 @@ async fn routed(range: &IpNet, links: &BTreeMap<u32, Link>) -> Result<Option<IpA
     }
 }
 
-/// Returns addresses of a range, beginning with its second address.
+/// Returns evenly spread addresses of a range, beginning with its second address.
 fn samples(range: &IpNet) -> BTreeSet<IpAddr> {
     let bits = range.max_prefix_len() - range.prefix_len();
     let size = if bits >= 127 { u128::MAX } else { 1 << bits };
@@ -151,7 +149,7 @@ fn samples(range: &IpNet) -> BTreeSet<IpAddr> {
 
 fn names(at: Option<SocketAddr>) -> Names {
     let Some(at) = at else { return Names::Off };
-    // A running kpx holds the address.
+    // A running kpx may hold the address.
     if let Err(error) = listen(at)
         && !(error.kind() == ErrorKind::AddrInUse && holds_lock().unwrap_or(false))
     {
@@ -283,7 +281,7 @@ fn judge_names(setting: &Setting, names: &Names) -> Finding {
     }
 }
 
-/// Judges the right that the tunnel needs.
+/// Checks the right that the tunnel needs.
 fn tunnel(streams: &Streams) -> Finding {
     const WHAT: &str = "tunnel";
     const ROLE: &str =
@@ -323,7 +321,7 @@ fn tunnel(streams: &Streams) -> Finding {
     }
 }
 
-/// Judges the rights. Some are optional.
+/// Checks the rights. Some are optional.
 fn rights(granted: &Granted) -> Finding {
     const WHAT: &str = "rights";
     let Some((resource, why)) = granted.refused.first() else {

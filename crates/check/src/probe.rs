@@ -15,11 +15,11 @@ use proxy_datapath::{Cgroup, Datapath, Mechanism, Options, SocketOptions};
 pub(crate) struct Probed {
     /// `Ok` if the verifier accepts the programs, and the kernel has the map types.
     pub(crate) programs: Result<(), String>,
-    /// The same for the socket programs.
+    /// `Ok` if the verifier accepts the socket programs.
     pub(crate) sockets: Result<(), String>,
     pub(crate) tcx: Result<(), String>,
     pub(crate) clsact: Result<(), String>,
-    /// True if attaching was not tried, because this process may not create a network namespace.
+    /// True if attaching was skipped, because this process may not create a network namespace.
     pub(crate) may_not_attach: bool,
 }
 
@@ -35,7 +35,7 @@ impl Default for Probed {
     }
 }
 
-/// The index and name of lo, the only device of every namespace.
+/// The index and name of lo, the only device of a new namespace.
 const LO: (u32, &str) = (1, "lo");
 
 pub(crate) fn probe() -> Probed {
@@ -92,7 +92,7 @@ pub(crate) fn probe() -> Probed {
     }
 }
 
-/// Loads the programs with the socket programs, as `--socket-lb auto` does. The second result is
+/// Loads the programs with the socket programs, as `--socket-lb auto` does. The second result has
 /// the reason why sockets stay untranslated.
 fn load() -> (Result<Datapath>, Result<(), String>) {
     let sockets = Some(SocketOptions {

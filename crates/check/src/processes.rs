@@ -1,4 +1,4 @@
-//! Finds kube-proxy among the processes of this host.
+//! Finds kube-proxy and kpx among the processes of this host.
 
 use std::fs;
 use std::path::Path;
@@ -9,8 +9,8 @@ use proxy_net::lock;
 /// The process name of kube-proxy, as in `/proc/PID/comm`.
 const KUBE_PROXY: &str = "kube-proxy";
 
-/// Returns the ids of processes named kube-proxy in this network namespace, except kpx: a kpx of
-/// that name holds kpx's lock.
+/// Returns the ids of processes named kube-proxy in this network namespace, except a kpx of that
+/// name, which holds kpx's lock.
 pub fn kube_proxies() -> Result<Vec<u32>> {
     let lock = lock_socket()?;
     let namespace = fs::read_link("/proc/self/ns/net").context("read the network namespace")?;
@@ -26,13 +26,13 @@ pub fn kube_proxies() -> Result<Vec<u32>> {
     Ok(processes()?.filter(is_kube_proxy).collect())
 }
 
-/// Returns true if a kpx runs in this network namespace. Reads who holds the lock: taking the lock
-/// could block a starting kpx.
+/// Returns true if a kpx instance runs in this network namespace. Reads who holds the lock, because
+/// taking the lock could block a starting kpx.
 pub fn holds_lock() -> Result<bool> {
     Ok(lock_socket()?.is_some())
 }
 
-/// Returns the process id of the kpx in this network namespace.
+/// Returns the process id of the kpx instance in this network namespace.
 pub(crate) fn kpx() -> Result<Option<u32>> {
     let Some(lock) = lock_socket()? else {
         return Ok(None);

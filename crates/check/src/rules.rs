@@ -1,4 +1,4 @@
-//! Finds kube-proxy's rules: nftables' by netlink, including those of iptables-nft, and legacy
+//! Finds kube-proxy's rules: nftables' by netlink, including the rules of iptables-nft, and legacy
 //! iptables' by its tools.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +50,7 @@ const LEGACY_TABLES: [&str; 2] = [
     "/proc/thread-self/net/ip6_tables_names",
 ];
 
-/// The tools that list rules of legacy iptables, and those that change them. `iptables` may be
+/// The tools that list rules of legacy iptables, and the tools that change them. `iptables` may be
 /// either variant.
 const TOOLS: [(&str, &str); 4] = [
     ("iptables-legacy-save", "iptables-legacy"),
@@ -65,7 +65,7 @@ pub struct KubeProxyRules {
     pub tables: Vec<Family>,
     /// The chains of both variants of iptables.
     pub chains: Vec<Chains>,
-    /// True if legacy iptables has a nat table here, and no tool is installed to list it.
+    /// True if legacy iptables has a nat table here, and no installed tool lists it.
     pub unknown: bool,
 }
 
@@ -161,7 +161,7 @@ fn has_legacy_nat() -> Result<bool> {
         match fs::read_to_string(path) {
             Ok(names) if names.lines().any(|name| name == "nat") => return Ok(true),
             Ok(_) => {}
-            // A kernel without legacy tables lacks the file.
+            // A kernel without legacy tables does not have the file.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(|| format!("read {path}")),
         }

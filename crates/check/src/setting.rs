@@ -24,7 +24,7 @@ pub struct Setting {
     pub cluster_domain: String,
     /// True if the tunnel through the API server is on.
     pub has_tunnel: bool,
-    /// The operator's ClusterIP ranges; empty to use the cluster's.
+    /// The operator's ClusterIP ranges; empty to use the cluster's ranges.
     pub service_cidrs: Vec<IpNet>,
     /// The networks of the cluster's pods; empty if not configured.
     pub pod_networks: Vec<IpNet>,

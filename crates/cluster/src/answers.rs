@@ -24,7 +24,7 @@ pub(crate) const LONGEST: u64 = 16 << 20;
 pub(crate) struct Asked<T> {
     pub(crate) at: NodePod,
     pub(crate) answer: Result<T>,
-    /// The answer as JSON; null without an answer.
+    /// The answer as JSON; null if the node failed.
     data: Value,
     /// The exit status and the standard error of kpx on that node.
     code: Option<i32>,
@@ -39,15 +39,16 @@ pub(crate) struct Answers<T>(pub(crate) Vec<Asked<T>>);
 struct NodeAnswer<'a> {
     node: &'a str,
     pod: &'a str,
-    /// The output of `kpx … -o json`; null without an answer.
+    /// The output of `kpx … -o json`; null if the node failed.
     answer: Option<&'a Value>,
     exit_code: Option<i32>,
-    /// The error; null with an answer.
+    /// The error; null if the node answered.
     error: Option<String>,
     stderr: &'a str,
 }
 
-/// Runs a kpx command on all nodes, a limited number at a time. Yields answers as they complete.
+/// Runs a kpx command on all nodes, a limited number at a time. Yields answers in the order of
+/// completion.
 pub(crate) fn run_all<'a>(
     cluster: &'a Cluster,
     args: &ConnectArgs,
@@ -154,7 +155,7 @@ impl<'a> NodeAnswer<'a> {
 }
 
 impl<T> Answers<T> {
-    /// Prints the answers as data, an object per node, or as the text that `text` makes of them;
+    /// Prints the answers as data (an object per node), or as the text that `text` returns;
     /// `nothing` is the message for an empty text. Returns the exit status.
     pub(crate) fn print(
         &self,
@@ -174,7 +175,7 @@ impl<T> Answers<T> {
             .filter_map(|asked| Some((asked.at.node.as_str(), asked.answer.as_ref().ok()?)))
     }
 
-    /// Prints the nodes' standard error on standard error.
+    /// Prints the standard error of the nodes that answered.
     fn report_words(&self) {
         for asked in self.0.iter().filter(|asked| asked.answer.is_ok()) {
             let words = escaped(asked.stderr.trim());
@@ -187,7 +188,7 @@ impl<T> Answers<T> {
         }
     }
 
-    /// Reports the nodes without an answer, and returns the exit status.
+    /// Reports the nodes that failed, and returns the exit status.
     pub(crate) fn end(&self) -> Result<ExitCode> {
         ensure!(!self.0.is_empty(), "no node was selected");
         let failed: Vec<_> = self

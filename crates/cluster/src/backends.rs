@@ -1,5 +1,5 @@
-//! `kubectl kpx backends`: the backends of Services as the nodes see them. Nodes with the same view
-//! share a row.
+//! `kubectl kpx backends`: the backends of Services as the nodes see them. Nodes with the same
+//! state share a row.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -55,7 +55,7 @@ pub(crate) async fn backends(connect: &ConnectArgs, args: &BackendsArgs) -> Resu
     let cluster = Cluster::find(connect).await?;
     let mut answers: Answers<Vec<BackendRow>> = ask(&cluster, connect, &arguments).await;
     answers.retain(wants);
-    // Without any backend, the named Service has none or does not exist.
+    // If no node has a backend, the named Service has none or does not exist.
     if answers.answered().all(|(_, rows)| rows.is_empty()) && args.select.service.is_some() {
         let services: Answers<Vec<ServiceView>> =
             ask(&cluster, connect, &args.select.arguments("services")).await;
@@ -68,13 +68,13 @@ pub(crate) async fn backends(connect: &ConnectArgs, args: &BackendsArgs) -> Resu
     })
 }
 
-/// A backend as one node sees it. `node` is the node that reported it.
+/// A backend as one node sees it. In JSON, `node` is the reporting node.
 #[derive(Clone, Debug, Serialize)]
 struct Watched {
     backend: BackendRow,
 }
 
-/// The columns that shrink or go on a narrow terminal.
+/// The columns that shrink or are omitted on a narrow terminal.
 const NARROW: Narrow<'static> = Narrow {
     optional: &["LOCAL", "ZONE", "SETS", "ON", "FLOWS", "POD"],
     sentence: None,
@@ -103,7 +103,7 @@ impl Listed for Watched {
     }
 }
 
-/// A backend, its nodes that share one view, and the sums of their numbers.
+/// A backend, the nodes that report the same state, and the sums of their counts.
 struct Row<'a> {
     backend: BackendRow,
     nodes: Vec<&'a str>,
@@ -138,7 +138,7 @@ pub(crate) fn text(answers: &Answers<Vec<BackendRow>>, order: BackendOrder, form
     )
 }
 
-/// Merges equal backends of several nodes. Sets and weights count only if they are shown.
+/// Merges equal backends of several nodes. Sets and weights are compared only if they are shown.
 fn merged<'a>(
     answers: impl Iterator<Item = (&'a str, &'a [BackendRow])>,
     wide: bool,

@@ -59,7 +59,7 @@ pub(crate) struct ConnectArgs {
 }
 
 impl ConnectArgs {
-    /// Makes a client with the kubeconfig's credentials, or in a pod with its ServiceAccount's.
+    /// Creates a client with the kubeconfig's credentials, or in a pod with its ServiceAccount's.
     pub(crate) async fn client(&self) -> Result<Client> {
         let config = match kubeconfig(self.kubeconfig.as_deref()).context("use the kubeconfig") {
             Ok(read) => {
@@ -96,7 +96,7 @@ impl ConnectArgs {
             .with_context(|| format!("make a client of {server}"))
     }
 
-    /// Returns the kubeconfig's files, as arguments of kubectl.
+    /// Returns the names of the kubeconfig's files.
     fn files(&self) -> String {
         match (&self.kubeconfig, std::env::var("KUBECONFIG")) {
             (Some(path), _) => path.display().to_string(),
@@ -109,8 +109,8 @@ impl ConnectArgs {
         Duration::from_secs(self.timeout.unwrap_or(default_secs))
     }
 
-    /// Awaits a response of the API server. Errors name the call; errors other than the server's
-    /// own response name the server too.
+    /// Awaits a response of the API server. Errors name the call, and the server too if it did not
+    /// respond or refused the credentials.
     pub(crate) async fn call<T>(
         &self,
         default_secs: u64,

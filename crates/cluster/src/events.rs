@@ -1,4 +1,4 @@
-//! `kubectl kpx events`: the agents' recent Events. The same Event of several nodes is one row.
+//! `kubectl kpx events`: the agents' recent Events. Equal Events of several nodes share a row.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;

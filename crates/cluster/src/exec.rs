@@ -16,7 +16,7 @@ use proxy_source::kubernetes::SourceError;
 
 /// The path of kpx in its image.
 pub(crate) const KPX: &str = "/usr/local/bin/kpx";
-/// The error for a command whose exit status did not arrive.
+/// The error for a command whose exit status is missing.
 pub(crate) const BROKEN: &str = "the connection to the pod broke off";
 /// Maximum size of the kept standard error in bytes.
 const LONGEST_STDERR: u64 = 64 << 10;
@@ -57,8 +57,8 @@ pub(crate) async fn start(
         .with_context(|| format!("run kpx in pod {}/{}", at.namespace, at.pod))
 }
 
-/// Runs `kpx` to its end. An output of more than `longest` bytes is an error: a faulty node must
-/// not fill the operator's memory.
+/// Runs `kpx` until it exits. An output of more than `longest` bytes is an error, so that a faulty
+/// node cannot fill the operator's memory.
 pub(crate) async fn run(
     client: &Client,
     at: &NodePod,
@@ -111,8 +111,8 @@ async fn whole(from: impl AsyncRead + Unpin, longest: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads to the end, and keeps the first `longest` bytes. The rest is read and discarded, because
-/// it blocks later data of the connection.
+/// Reads to the end, and keeps the first `longest` bytes. The remaining bytes are read and
+/// discarded, because unread bytes block later data of the connection.
 pub(crate) async fn first_bytes(mut from: impl AsyncRead + Unpin, longest: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     (&mut from)
@@ -180,8 +180,8 @@ mod tests {
 
     #[tokio::test]
     async fn connection_that_breaks_off_ends_the_reading() {
-        // After an error the client drops both writers, and a reader of such a pipe would wait for
-        // ever.
+        // After an error the client drops both writers, and a reader of such a pipe would wait
+        // forever.
         let (stdout, _out) = simplex(64);
         let (stderr, _err) = simplex(64);
         let broken = timeout(MINUTE, gather(stdout, stderr, ready(None), 1 << 20))

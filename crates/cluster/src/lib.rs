@@ -75,7 +75,6 @@ enum Output {
     Json,
 }
 
-/// Runs a command for the whole cluster.
 pub async fn cluster(args: ClusterArgs) -> Result<ExitCode> {
     let connect = &args.connect;
     match &args.command {

@@ -24,7 +24,7 @@ use crate::select;
 use proxy_view::output::{escaped, escaped_json};
 use proxy_view::reason_parser;
 
-/// The number of lines that may queue for the terminal.
+/// The maximum number of lines that wait for the terminal.
 const QUEUE: usize = 1_024;
 /// Time limit in seconds for the start of a node's stream.
 const START: u64 = 20;
@@ -109,7 +109,7 @@ pub(crate) async fn monitor(connect: &ConnectArgs, args: &MonitorArgs) -> Result
     })
 }
 
-/// Forwards the lines of a node until they end, and returns the cause of the end.
+/// Forwards the lines of a node until its stream ends, and returns the cause of the end.
 async fn watch<'a>(
     cluster: &Cluster,
     connect: &ConnectArgs,
@@ -146,7 +146,7 @@ async fn watch<'a>(
     (&at.node, ended.err().unwrap_or_else(|| anyhow!("stopped")))
 }
 
-/// Forwards each line. A line above the limit is an error, because a node must not fill the
+/// Forwards each line. A line above the limit is an error, so that a node cannot fill the
 /// operator's memory.
 async fn hand_on(
     stdout: impl AsyncRead + Unpin,
@@ -177,9 +177,9 @@ async fn until_end(
     stderr: impl AsyncRead + Unpin,
     status: impl Future<Output = Option<Status>>,
 ) -> Result<String> {
-    // After a connection error the client drops the status, and leaves the outputs open.
+    // After a connection error the client drops the status and leaves the outputs open.
     let status = async { status.await.context(BROKEN) };
-    // The events come first, so that events before a failure are still printed.
+    // `biased` polls the events first, so that events before a failure are still printed.
     let ended = async {
         tokio::try_join!(biased; events, exec::first_bytes(stderr, LONGEST_STDERR), status)
     };
@@ -220,7 +220,7 @@ impl MonitorArgs {
         arguments
     }
 
-    /// Formats a line of the node, without the node's name.
+    /// Formats a line of the node; as text without the node's name.
     fn form(&self, node: &str, line: &str) -> Result<String> {
         match self.output {
             Output::Text => Ok(escaped(line)),

@@ -39,7 +39,7 @@ impl Cluster {
     }
 }
 
-/// Finds the pod of each of these nodes, or of all nodes. Fails without any pod.
+/// Finds the pod of each of these nodes, or of all nodes. Fails if there is none.
 pub(crate) async fn find(
     client: &Client,
     args: &ConnectArgs,
@@ -65,7 +65,7 @@ pub(crate) async fn find(
             continue;
         };
         let known = by_node.get(&found.node);
-        // While a pod is being replaced, the running pod counts.
+        // While a pod is being replaced, the running pod is used.
         if known.is_none_or(|known| known.absent.is_some() && found.absent.is_none()) {
             by_node.insert(found.node.clone(), found);
         }

@@ -1,5 +1,5 @@
-//! `kpx probe`: the servers and clients of a connectivity test, inside its pods. kpx's image has no
-//! other program.
+//! `kpx probe`: the servers and clients of a connectivity test, inside its pods. kpx's image
+//! contains only this program.
 
 mod dial;
 mod serve;
@@ -16,8 +16,8 @@ pub(crate) use dial::{Outcome, Reply, dial_all};
 
 /// Maximum size of a message in bytes.
 const LONGEST: usize = 256 << 10;
-/// Minimum size of a message in bytes: an answer has the size of its question, and its text must
-/// fit.
+/// Minimum size of a message in bytes: an answer has the size of its question, and the answer's
+/// text must fit.
 const SHORTEST: usize = 200;
 /// The first byte of a question. No answer begins with it, so a server never answers an answer.
 const QUESTION: u8 = b'k';

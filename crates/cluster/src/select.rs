@@ -27,7 +27,7 @@ impl SelectArgs {
     }
 
     /// Returns the arguments of a kpx command that selects the same Services on a node. The
-    /// Service's name is left out: kpx fails on each node that lacks the Service.
+    /// Service's name is omitted, because kpx fails on each node without the Service.
     pub(crate) fn arguments(&self, command: &str) -> Vec<String> {
         let mut arguments = vec![command.to_owned()];
         arguments.extend(in_namespace(&self.service_namespace));
@@ -39,14 +39,14 @@ impl SelectArgs {
         arguments
     }
 
-    /// Returns true for the named Service, or for all without a name.
+    /// Returns true for the named Service; for every Service if none is named.
     pub(crate) fn names(&self, namespace: &str, service: &str) -> bool {
         self.service
             .as_ref()
             .is_none_or(|name| name.matches(namespace, service))
     }
 
-    /// Fails if a Service is named that all nodes lack. Each node has all Services.
+    /// Fails if no node has the named Service. Each node has all Services.
     pub(crate) fn check<'a>(&self, known: impl Iterator<Item = &'a ServiceView>) -> Result<()> {
         let Some(name) = &self.service else {
             return Ok(());

@@ -1,5 +1,5 @@
-//! `kubectl kpx services`: the Services of all nodes in one table. Nodes with the same view share a
-//! row.
+//! `kubectl kpx services`: the Services of all nodes in one table. Nodes with the same state share
+//! a row.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ pub(crate) async fn services(connect: &ConnectArgs, args: &ServicesArgs) -> Resu
     answers.print(&args.output, &nothing, |form| text(&answers, form))
 }
 
-/// The printed fields; nodes differ if these fields differ.
+/// The printed fields. Nodes with equal fields share a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
     namespace: String,
@@ -84,7 +84,7 @@ pub(crate) fn text(answers: &Answers<Vec<ServiceView>>, form: Form) -> String {
     )
 }
 
-/// Groups the nodes that serve a Service alike, and sums the flows.
+/// Groups the nodes with equal rows of a Service, and sums the flows.
 fn merged<'a>(
     answers: impl Iterator<Item = (&'a str, &'a [ServiceView])>,
 ) -> BTreeMap<Row, (Vec<&'a str>, u64)> {

@@ -165,7 +165,7 @@ fn cells(status: &Status, wide: bool) -> Vec<Cell> {
         .map(|tables| tables.services)
         .max()
         .unwrap_or(0);
-    // Both texts give a reason after a colon.
+    // Both texts begin with the setting; a reason follows.
     let first = |text: &str| text.split([':', ' ']).next().unwrap_or_default().to_owned();
     let mut cells = vec![
         health,

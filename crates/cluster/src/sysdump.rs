@@ -29,7 +29,6 @@ use archive::Archive;
 const TIMEOUT: u64 = 180;
 /// Maximum size of a node's archive in bytes.
 const LONGEST: u64 = 64 << 20;
-/// The header of CONTENTS.
 const LEFT_OUT: &str = "Left out: Secrets, tokens, contents of kubeconfigs, the environment of processes, values of environment variables in \
                         objects, the kernel's command line.\nInside: names and addresses of Services, pods and nodes; rules and routes of nodes; with --flows the addresses of \
                         clients.\n";
@@ -218,7 +217,7 @@ impl Output {
     }
 
     /// Renames the complete archive, and reports its name and its missing parts. `no_agent` is the
-    /// reason why an agent's parts are missing.
+    /// reason why the parts of an agent are missing.
     fn finish(self, failed: &[String], no_agent: Option<&Error>) -> Result<()> {
         let Self::File { path, partial } = &self else {
             return Ok(());

@@ -70,7 +70,7 @@ pub(crate) async fn top(connect: &ConnectArgs, args: &TopArgs) -> Result<ExitCod
     let period = Duration::from_secs(args.interval);
     let is_live = stdout().is_terminal() && !args.watch;
     let once = args.once || !stdout().is_terminal() && !args.watch;
-    // Created once, so that a signal between two waits counts too.
+    // Created once, so that a signal between two waits is caught too.
     let mut stopped = pin!(tokio::signal::ctrl_c());
     let mut before = tokio::select! {
         _ = &mut stopped => return Ok(ExitCode::SUCCESS),
@@ -129,7 +129,7 @@ async fn sample(
     (counted.collect(), answers)
 }
 
-/// Returns the differences of the entries in both samples: a node without an answer has no
+/// Returns the differences of the entries in both samples. A node that failed in one sample has no
 /// difference.
 fn changes(before: &Sample, now: &Sample) -> Sample {
     let both = now

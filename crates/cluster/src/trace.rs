@@ -41,11 +41,11 @@ pub(crate) struct TraceArgs {
     output: Data,
 }
 
-/// A client, in the arguments of its node's kpx.
+/// A client, as arguments for its node's kpx.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Origin {
     node: String,
-    /// The values of `--from`. The first value of the destination's address family counts.
+    /// The values of `--from`. The first value in the destination's address family is used.
     from: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) async fn trace(connect: &ConnectArgs, args: &TraceArgs) -> Result<Exi
     }
 }
 
-/// Tries each address of the client until kpx accepts the family.
+/// Tries each address of the client until kpx accepts the address family.
 async fn ask(
     client: &Client,
     connect: &ConnectArgs,
@@ -163,7 +163,7 @@ async fn origin(client: &Client, connect: &ConnectArgs, args: &TraceArgs) -> Res
         "pod {namespace}/{} has no address yet",
         name_of(&pod)
     );
-    // A destination's name has no family; kpx reports whether the client's address fits.
+    // A destination's name has no address family, so kpx reports whether the client's address fits.
     let to = args
         .to
         .split('/')
@@ -207,7 +207,7 @@ async fn find_pod(
     found.with_context(|| format!("no running pod of {kind}/{namespace}/{name}"))
 }
 
-/// Returns true while the pod runs. The address of an ended pod may belong to another pod.
+/// Returns true while the pod runs. The address of an ended pod may already belong to another pod.
 fn is_running(pod: &Pod) -> bool {
     pod.status
         .as_ref()
@@ -247,7 +247,6 @@ fn addresses(pod: &Pod) -> Vec<IpAddr> {
     ips.filter_map(|ip| ip.ip.parse().ok()).collect()
 }
 
-/// Returns the node with this address, or the node of the pod with this address.
 async fn node_of_address(
     client: &Client,
     connect: &ConnectArgs,
@@ -297,7 +296,7 @@ async fn node_of_address(
     )
 }
 
-/// Returns true if the pod runs and the address is its own, rather than its node's.
+/// Returns true if the pod runs and the address is the pod's own, rather than the node's.
 fn has_address(pod: &Pod, address: IpAddr) -> bool {
     let is_node = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
     is_running(pod) && !is_node && addresses(pod).contains(&address)

@@ -12,7 +12,6 @@ use crate::answers::{Answers, ask};
 use crate::connect::ConnectArgs;
 use crate::pods::Cluster;
 
-/// The version of this program.
 const OWN: &str = env!("CARGO_PKG_VERSION");
 
 /// Print the versions of this program and of every node's agent.
@@ -30,7 +29,7 @@ pub(crate) struct VersionArgs {
 #[serde(rename_all = "camelCase")]
 struct Versions {
     kpx: String,
-    /// The version of the running agent; `None` without an agent.
+    /// The version of the running agent; `None` if no agent runs.
     agent: Option<String>,
 }
 

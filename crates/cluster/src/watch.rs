@@ -84,7 +84,7 @@ where
         failed: BTreeSet::new(),
     };
     let read = async |is_first: bool| {
-        // Pods change. If the API server fails, the last list of pods counts.
+        // Pods change. If the API server fails, the last list of pods is used.
         if !is_first && let Ok(found) = Cluster::find(connect).await {
             cluster = found;
         }
@@ -117,18 +117,15 @@ where
     Ok(ExitCode::SUCCESS)
 }
 
-/// The last answers of the nodes.
 struct Known<T> {
     rows: BTreeMap<String, Vec<T>>,
     failed: BTreeSet<String>,
 }
 
-/// The rows of all nodes, and the nodes that failed or recovered.
+/// The rows of all nodes, and the nodes that failed or recovered in the last read.
 struct Taken<T> {
     rows: Vec<OfNode<T>>,
-    /// The nodes that failed since the last read, with their errors.
     failed: Vec<(String, Error)>,
-    /// The nodes that recovered.
     back: Vec<String>,
 }
 

@@ -20,7 +20,7 @@ struct Line {
     flows: FlowArgs,
 }
 
-/// Returns the answers of two nodes, whose objects differ by `nth`.
+/// Returns the answers of two nodes. `object` creates a node's object.
 fn answers<T: DeserializeOwned>(object: impl Fn(u8) -> Value) -> Answers<T> {
     let answer = |nth| serde_json::from_value(object(nth)).unwrap();
     Answers::of([("worker-1", answer(1)), ("worker-2", answer(2))])

@@ -11,7 +11,7 @@ use crate::zone::Subject;
 
 /// A source of the watched objects.
 pub trait Cluster: Clone + Send + Sync + 'static {
-    /// Returns the wanted objects. `None` while unknown, as before the first lists.
+    /// Returns the wanted objects. `None` while they are unknown, as before the first lists.
     fn known(&self, wanted: Wanted) -> impl Future<Output = Option<Known>> + Send;
 }
 

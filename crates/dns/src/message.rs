@@ -22,15 +22,14 @@ const CHAIN: usize = 8;
 
 type Target = StaticCompressor<StreamTarget<Vec<u8>>>;
 
-/// The transport of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     Datagram,
     Stream,
 }
 
-/// Returns the response in the transport's form: a stream has a length prefix. `None` if the
-/// message is not a request.
+/// Returns the response in the transport's form: on a stream, it begins with its length. `None` if
+/// the message is not a request.
 pub async fn reply(
     zone: &Zone,
     cluster: &impl Cluster,
@@ -98,7 +97,7 @@ async fn resolve(zone: &Zone, cluster: &impl Cluster, name: &OwnedName, rtype: R
     let mut name = name.clone();
     for _ in 0..CHAIN {
         let Some(subject) = zone.subject(&name) else {
-            // The client queries another server for the target outside the domain.
+            // The client queries another server for a CNAME target outside the domain.
             return if outcome.answers.is_empty() {
                 Outcome::error(OptRcode::REFUSED)
             } else {

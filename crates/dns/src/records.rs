@@ -14,7 +14,7 @@ use crate::zone::{OwnedName, Subject, Zone, dashes};
 
 pub(crate) type Data = ZoneRecordData<Vec<u8>, OwnedName>;
 
-/// The TTL of all records, as in CoreDNS: a Service may be deleted meanwhile.
+/// The TTL of all records, as in CoreDNS. It bounds the use of a deleted Service.
 pub(crate) const TTL: Ttl = Ttl::from_secs(5);
 /// The maximum number of a headless Service's addresses in a response.
 const MOST: usize = 100;
@@ -131,8 +131,8 @@ fn of_service(service: &Service, slices: &[impl AsRef<EndpointSlice>], rtype: Rt
         );
     }
     if is_headless(service) {
-        // A large Service does not fit into a response, so each client gets a part from a random
-        // first slice on.
+        // A large Service does not fit into a response, so each client gets a part, beginning with
+        // a random slice.
         let first = rand::random_range(0..slices.len().max(1));
         let (before, from) = slices.split_at(first.min(slices.len()));
         let ips = ready(from)

@@ -22,7 +22,7 @@ const STREAMS: usize = 128;
 /// The maximum number of datagrams in progress.
 const QUESTIONS: usize = 64;
 /// The maximum wait for a stream's next request while more than half of the streams are in use. It
-/// bounds the time for which a client that opens all streams blocks others.
+/// bounds the time for which one client can occupy all streams.
 const CROWDED: Duration = Duration::from_millis(500);
 /// The maximum wait for a stream's next request, and for each response's write (RFC 7766 §6.2.3).
 const IDLE: Duration = Duration::from_secs(10);
@@ -66,7 +66,7 @@ impl Server {
     }
 }
 
-/// Answers datagrams concurrently, so that a slow response does not delay others.
+/// Answers datagrams concurrently, so that a slow response delays no other response.
 async fn datagrams(zone: &Zone, socket: Arc<UdpSocket>, cluster: &impl Cluster) -> Result<()> {
     let mut buffer = vec![0; usize::from(u16::MAX)];
     let mut open = JoinSet::new();
@@ -94,12 +94,12 @@ async fn answer(
     request: &[u8],
     client: SocketAddr,
 ) {
-    // The client retries by then.
+    // The client has retried by then.
     let Ok(Some(answer)) = timeout(IDLE, reply(zone, cluster, request, Transport::Datagram)).await
     else {
         return;
     };
-    // The client may be gone, or filtered. Others are unaffected.
+    // The client may be gone, or filtered. Other clients are unaffected.
     if let Err(error) = socket.send_to(&answer, client).await {
         debug!(%client, %error, "a name's answer could not be sent");
     }
@@ -119,7 +119,7 @@ async fn streams(zone: &Zone, listener: &TcpListener, cluster: &impl Cluster) ->
                     let crowd = Arc::clone(&crowd);
                     open.spawn(async move { stream_of(&zone, stream, &cluster, &crowd).await });
                 }
-                // The client gave up, or file descriptors are exhausted.
+                // The client closed the connection early, or file descriptors are exhausted.
                 Err(error) => {
                     debug!(%error, "a connection for names could not be accepted");
                     tokio::task::yield_now().await;

@@ -1,4 +1,5 @@
-//! Compares docs/alerts.md with the code: names exist, and lists that claim to be complete are.
+//! Compares docs/alerts.md with the code: names exist, and lists that claim to be complete are
+//! complete.
 
 use std::collections::BTreeSet;
 use std::fs;

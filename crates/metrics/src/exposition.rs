@@ -22,7 +22,7 @@ fn translate(open_metrics: &str) -> String {
     let mut help = None;
     for line in open_metrics.lines() {
         if let Some(described) = line.strip_prefix("# HELP ") {
-            // The name depends on the type, which is in the next line.
+            // The name depends on the type, which stands in the next line.
             help = described.split_once(' ');
         } else if let Some((name, kind)) = line
             .strip_prefix("# TYPE ")

@@ -37,7 +37,7 @@ pub struct ConntrackMetrics {
     deleted: Family<ByFamily, Counter>,
 }
 
-/// A sync of one family.
+/// A sync of one address family.
 #[derive(Clone, Copy, Debug)]
 pub struct ProxySync {
     pub duration: Duration,
@@ -194,8 +194,8 @@ pub(super) fn durations() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
-/// Returns a histogram up to five minutes: quarters of a second, seconds up to a minute, then
-/// wider. The first bucket is 0, as in kube-proxy.
+/// Returns a histogram up to five minutes, with bounds every quarter second, then every second up
+/// to a minute, then wider. The first bound is 0, as in kube-proxy.
 fn latencies() -> Histogram {
     let steps = |from: u16, to: u16, step: usize| (from..=to).step_by(step).map(f64::from);
     Histogram::new(

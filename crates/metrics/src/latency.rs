@@ -9,11 +9,11 @@ use super::ProxyMetrics;
 use proxy_core::input::{ObjectName, Trigger};
 use proxy_core::ip_family::IpFamily;
 
-/// The maximum number of triggers kept for a Service, which bounds the memory for a family that is
-/// never programmed.
+/// The maximum number of pending changes kept for a Service. It bounds the memory for a family that
+/// is never programmed.
 const PENDING: usize = 256;
 
-/// The triggers of changes that are not programmed yet.
+/// The changes (triggers) that are not programmed yet.
 #[derive(Debug)]
 pub struct Latencies {
     started: Timestamp,
@@ -21,8 +21,8 @@ pub struct Latencies {
 }
 
 impl Latencies {
-    /// Creates an empty record. Changes before `started` do not count, because they waited for the
-    /// agent.
+    /// Creates an empty record. Changes before `started` are not measured, because they waited for
+    /// the agent.
     pub fn since(started: Timestamp) -> Self {
         Self {
             started,
@@ -30,7 +30,7 @@ impl Latencies {
         }
     }
 
-    /// Adds a trigger, in order of arrival.
+    /// Adds a change, in order of arrival. `None` as time discards the Service's pending changes.
     pub fn add(&mut self, trigger: Trigger) {
         let key = (trigger.family, trigger.service);
         match trigger.at {

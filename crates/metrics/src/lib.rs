@@ -70,7 +70,7 @@ impl Metrics {
         }
     }
 
-    /// Returns the body of `/metrics`, without `readings` if the agent was too busy for them.
+    /// Returns the body of `/metrics`; `readings` is `None` if the agent was too busy to read them.
     pub fn text(&self, readings: Option<Readings>) -> Result<String, fmt::Error> {
         let mut scraped = Registry::default();
         if let Some(readings) = readings {

@@ -21,7 +21,7 @@ pub struct OwnMetrics {
     repairs: Family<ByWhat, Counter>,
 }
 
-/// The repairs of node state that other programs removed or changed.
+/// The repairs of node state that other processes removed or changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repairs {
     /// Programs detached from a device.
@@ -30,11 +30,9 @@ pub struct Repairs {
     pub anchors: u64,
     /// Deleted or changed routes to the anchor.
     pub routes: u64,
-    /// Routing rules that lead to the anchor.
+    /// Routing rules that point to the anchor's routes.
     pub rules: u64,
-    /// Kernel parameters.
     pub sysctls: u64,
-    /// Pins of maps.
     pub pins: u64,
 }
 
@@ -67,7 +65,6 @@ pub enum Phase {
     Model,
     /// The comparison of the desired tables with the programmed tables.
     Diff,
-    /// The writes to the maps.
     Write,
     /// The changes of addresses, routes and rules.
     Node,

@@ -48,7 +48,7 @@ impl Collector for Process {
         )?;
         let usage = match Usage::read() {
             Ok(usage) => usage,
-            // Without /proc the other metrics remain.
+            // Export the remaining metrics if /proc is missing.
             Err(error) => {
                 debug!(%error, "read /proc/self");
                 return Ok(());

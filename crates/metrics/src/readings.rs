@@ -15,7 +15,7 @@ use super::services::{self, ServiceReading};
 use proxy_core::ip_family::IpFamily;
 use serde::{Deserialize, Serialize};
 
-/// The agent's readings. Cheap, because none of them walks through a map.
+/// The agent's readings. They are cheap: none iterates over a map.
 #[derive(Clone, Debug, Default)]
 pub struct Readings {
     pub events: Vec<(Event, u64)>,
@@ -27,14 +27,16 @@ pub struct Readings {
     /// The number of devices by role.
     pub devices: BTreeMap<&'static str, u64>,
     pub problems: u64,
-    /// Set if Services stop while no agent runs.
+    /// Set if Services stop working while no agent runs.
     pub restart_gap: bool,
-    /// Host mode: the number of Services without a reachable backend, and with only some.
+    /// Host mode: the number of Services whose backends are all unreachable, and of those with
+    /// some.
     pub out_of_reach: [u64; 2],
-    /// The number of service ports under a `Local` policy with endpoints elsewhere but not here:
+    /// The number of service ports under a `Local` policy with endpoints on other nodes only:
     /// internal policy, external policy.
     pub no_local_endpoints: BTreeMap<IpFamily, [u64; 2]>,
-    /// The silent backends: those that still take new connections, and the ejected ones.
+    /// The number of unresponsive backends: those that still take new connections, and ejected
+    /// backends.
     pub silent_backends: [u64; 2],
     /// The series that the operator requested, as of the last sample.
     pub services: Vec<ServiceReading>,
@@ -90,7 +92,7 @@ impl Collector for Readings {
             .map(|(backends, services)| ([("backends", backends)], services));
         gauges(&mut encoder, "kpx_services_out_of_reach", help, reach)?;
         let [serving, ejected] = self.silent_backends;
-        // The last is the name in the previous release.
+        // `set_aside` is the previous release's name of `ejected`.
         let states = [
             ("serving", serving),
             ("ejected", ejected),
@@ -215,7 +217,7 @@ fn gauges<L: EncodeLabelSet>(
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MapFill {
-    /// The number of entries. `None` for maps whose count would need a walk.
+    /// The number of entries. `None` for maps that must be iterated to count them.
     pub entries: Option<u64>,
     pub max_entries: u64,
 }

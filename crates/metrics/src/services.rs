@@ -14,7 +14,7 @@ use super::readings::counters;
 pub struct ServiceReading {
     pub namespace: String,
     pub service: String,
-    /// The port's number and protocol, such as `80/TCP`. Empty for several ports.
+    /// The port's number and protocol, such as `80/TCP`. Empty for a sum of several ports.
     pub port: String,
     pub connections: u64,
     /// The packets of both directions.
@@ -45,7 +45,7 @@ impl EncodeLabelSet for ByPort<'_> {
     }
 }
 
-/// Encodes the series. Without readings, writes nothing.
+/// Encodes the series. Writes nothing if there are no readings.
 pub(super) fn encode(
     services: &[ServiceReading],
     encoder: &mut DescriptorEncoder,
@@ -103,7 +103,7 @@ pub(super) fn encode(
     Ok(())
 }
 
-/// Merges pairs of buckets, the last pair unbounded, which halves the number of series.
+/// Merges pairs of buckets, which halves the number of series. The last pair is unbounded.
 fn buckets(connects: &Connects) -> Vec<(f64, u64)> {
     let pairs = connects.buckets.chunks(2).enumerate();
     let bound =

@@ -31,7 +31,7 @@ struct CheckResult {
 }
 
 impl Slis {
-    /// Counts a successful ping. A process that responds cannot fail it.
+    /// Counts a successful ping. A process that responds always succeeds.
     pub fn pinged(&self) {
         self.healthcheck
             .get_or_create(&Check {

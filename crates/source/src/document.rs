@@ -7,10 +7,10 @@ use serde_json::{Map, Number, Value};
 use serde_saphyr::options::DuplicateKeyPolicy;
 use serde_saphyr::{MessageFormatter as _, Spanned, UserMessageFormatter};
 
-/// A document of a file.
+/// A parsed YAML or JSON document.
 #[derive(Debug)]
 pub struct Document {
-    /// The number of lines before this document.
+    /// The number of lines before the document.
     before: u64,
     root: Spanned<Tree>,
 }
@@ -29,7 +29,7 @@ enum Tree {
     Map(Vec<(Spanned<String>, Spanned<Tree>)>),
 }
 
-/// Returns the documents of a file in order. Documents after an unreadable document still follow.
+/// Returns the documents of a file in order, including those after an unreadable document.
 pub fn documents(text: &str) -> impl Iterator<Item = Result<Document, Unreadable>> {
     documents_with(text, DuplicateKeyPolicy::Error)
 }
@@ -46,8 +46,8 @@ pub fn documents_with(
     })
 }
 
-/// Splits a text before each line that begins a YAML document, and between JSON values without such
-/// a line.
+/// Splits a text before each YAML document marker (`---`), and between JSON values without a
+/// marker.
 fn split(text: &str) -> Vec<&str> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<de::IgnoredAny>();
     let mut ends = vec![0];
@@ -63,7 +63,7 @@ fn split(text: &str) -> Vec<&str> {
     let mut starts = vec![0];
     let mut offset = 0;
     for line in text.split_inclusive('\n') {
-        // Such a line begins a document even within a block scalar, whose lines are indented.
+        // `---` begins a document even within a block scalar, whose lines are indented.
         if line
             .strip_prefix("---")
             .is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
@@ -91,8 +91,8 @@ fn is_blank(part: &str) -> bool {
 impl Document {
     fn parse(text: &str, before: u64, duplicates: DuplicateKeyPolicy) -> Result<Self, Unreadable> {
         let options = serde_saphyr::options! {
-            // A List of a cluster's EndpointSlices may have millions of YAML nodes. Nodes from
-            // aliases are limited.
+            // A List of a cluster's EndpointSlices may have millions of YAML nodes. Aliases have a
+            // lower limit.
             budget: serde_saphyr::budget! {
                 max_events: 100_000_000,
                 max_nodes: 50_000_000,
@@ -181,7 +181,8 @@ impl Tree {
         }
     }
 
-    /// Follows the first step of `path`. Returns its line, its value and the remaining steps.
+    /// Follows the first step of `path`. Returns the child's line, its value and the remaining
+    /// path.
     fn child<'a>(&self, path: &'a str) -> Option<(u64, &Self, &'a str)> {
         match self {
             Self::Scalar(_) => None,

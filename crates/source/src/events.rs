@@ -1,7 +1,7 @@
 //! Events about objects of the cluster, in kube-proxy's form, for `kubectl describe`.
 //!
-//! Sending never blocks: Events wait in a queue for the recorder (`kubernetes/recorder.rs`), and a
-//! full queue drops and counts them. Without an API server all are dropped.
+//! Sending never blocks: Events wait in a queue for the recorder (`kubernetes/recorder.rs`). A full
+//! queue drops Events and counts them; without an API server, all Events are dropped.
 
 pub(crate) mod history;
 
@@ -19,12 +19,12 @@ use crate::journal::{Entry, Journal};
 use proxy_core::input::ObjectName;
 use proxy_core::model::{Cause, ObjectRef, Skipped};
 
-/// The most Events that wait to be sent.
+/// The maximum number of Events that wait to be sent.
 const QUEUE: usize = 1_000;
-/// The longest time that an ending agent waits for its Events.
+/// The maximum time that an exiting agent waits until its Events are sent.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// An Event. Equal Events are counted.
+/// An Event. Repetitions increase its count.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Event {
     pub regarding: Regarding,
@@ -34,11 +34,10 @@ pub struct Event {
     pub note: String,
 }
 
-/// The object of an Event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Regarding {
     pub object: ObjectRef,
-    /// The uid of the object, or kube-proxy's text in its place.
+    /// The object's uid, or its name where kube-proxy's Events have the name.
     pub uid: Option<String>,
 }
 
@@ -48,19 +47,19 @@ pub enum Severity {
     Warning,
 }
 
-/// The sending end of the queue.
+/// The sending half of the queue.
 #[derive(Clone, Debug)]
 pub struct Events {
     node_name: Arc<str>,
     sender: mpsc::Sender<Event>,
-    /// The number of Events that are neither sent nor given up.
+    /// The number of Events that are neither sent nor abandoned yet.
     pending: watch::Sender<usize>,
     dropped: Arc<AtomicU64>,
     journal: Journal,
 }
 
 impl Events {
-    /// Creates both ends of the queue. `node_name` is the reporting node.
+    /// Creates both halves of the queue. `node_name` is the reporting node.
     pub fn new(node_name: &str) -> (Self, Queue) {
         Self::reporting(node_name, &Journal::default())
     }
@@ -160,8 +159,8 @@ impl Events {
         });
     }
 
-    /// Reports that a part of an object has no effect. `uid` is the object's; `concerned` are its
-    /// Services.
+    /// Reports that a part of an object has no effect. `uid` is the object's uid; `concerned` are
+    /// its Services.
     pub fn skipped(&self, skipped: &Skipped, uid: Option<&str>, concerned: &[ObjectName]) {
         let Skipped {
             object,
@@ -192,8 +191,8 @@ impl Events {
         self.report_about(event, concerned);
     }
 
-    /// Reports that an endpoint has no effect, because no Service may have it. `uid` is the
-    /// Service's.
+    /// Reports that an endpoint is omitted, because no Service may have it. `uid` is the Service's
+    /// uid.
     pub fn endpoint_refused(&self, service: ObjectRef, uid: Option<&str>, skipped: &Skipped) {
         let regarding = Regarding {
             object: service,
@@ -210,7 +209,7 @@ impl Events {
     }
 
     /// Reports that a Service receives the packets of a process of this node. `uid` is the
-    /// Service's.
+    /// Service's uid.
     pub fn port_conflict(&self, service: &ObjectRef, uid: Option<&str>, note: String) {
         self.report(Event {
             regarding: Regarding {
@@ -224,8 +223,8 @@ impl Events {
         });
     }
 
-    /// Reports that backends of a Service port are unresponsive or answer again. `uid` is the
-    /// Service's.
+    /// Reports that backends of a Service port became unresponsive or answer again. `uid` is the
+    /// Service's uid.
     pub fn backends_changed(
         &self,
         service: &ObjectRef,
@@ -263,7 +262,7 @@ impl Events {
     }
 
     /// Reports that connections of a Service port were ended because their backends' node is lost.
-    /// `uid` is the Service's.
+    /// `uid` is the Service's uid.
     pub fn connections_ended(
         &self,
         service: &ObjectRef,
@@ -286,7 +285,7 @@ impl Events {
         });
     }
 
-    /// Waits until all Events are sent, for two seconds at most, because the agent is about to end.
+    /// Waits until all Events are sent, for 2 s at most, because the agent is about to exit.
     pub async fn flushed(&self) {
         let mut pending = self.pending.subscribe();
         let _in_time = timeout(FLUSH, pending.wait_for(|pending| *pending == 0)).await;
@@ -353,7 +352,7 @@ fn entry(event: &Event, services: &[ObjectName]) -> Entry {
 
 const START: &str = "StartKubeProxy";
 
-/// The most backends that an Event names.
+/// The maximum number of backends that an Event names.
 const NAMED_BACKENDS: usize = 5;
 
 fn named<'a>(backends: impl Iterator<Item = &'a str>, number: usize) -> String {
@@ -365,7 +364,7 @@ fn named<'a>(backends: impl Iterator<Item = &'a str>, number: usize) -> String {
     }
 }
 
-/// The receiving end of the queue. Without it Events are dropped.
+/// The receiving half of the queue. After it is dropped, the queue drops Events.
 #[derive(Debug)]
 pub struct Queue {
     receiver: mpsc::Receiver<Event>,
@@ -396,7 +395,7 @@ impl Queue {
         self.receiver.len()
     }
 
-    /// Counts one Event as sent or given up.
+    /// Counts one Event as sent or abandoned.
     pub(crate) fn done(&self) {
         self.pending
             .send_modify(|pending| *pending = pending.saturating_sub(1));

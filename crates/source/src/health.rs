@@ -15,12 +15,12 @@ use proxy_core::input::ObjectName;
 /// The subject of a problem. Its text appears in status, log and `/healthz`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
-    /// The reading of backend failures.
+    /// Reading the failures of backends.
     BackendHealth,
     Conntrack,
     Counters,
     Credentials,
-    /// The default routes in the table that the rules lead to.
+    /// The default routes in the table that the routing rules point to.
     DefaultRoutes,
     /// A device, by name, that should carry programs.
     Device(String),
@@ -37,22 +37,22 @@ pub enum Problem {
     Manifest(String),
     Maps,
     MetricsServer,
-    /// The steps that lead the node's packets to the datapath.
+    /// The steps that direct the node's own packets to the datapath.
     Node,
     NodeObject,
     /// The unreadable objects of a kind.
     Objects(String),
     /// The routes to pods of other nodes, in host mode.
     PodRoutes,
-    /// The pods that detection takes for clients outside the cluster.
+    /// The local pods that detection classifies as clients outside the cluster.
     PodsOutside,
-    /// Repairs that another program undoes each time.
+    /// Repairs that another process undoes each time.
     Repairs(String),
     Routes,
     /// The kernel's routes to backends, in host mode.
     RoutesToBackends,
     Rules,
-    /// The ranges of ClusterIPs that have other uses as well.
+    /// The ClusterIP ranges that also hold other addresses.
     ServiceRanges,
     /// The watch on objects of a kind.
     Watch(String),
@@ -92,13 +92,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The lasting problems, each with its reason.
 pub type Problems = BTreeMap<Problem, Reason>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
     pub why: String,
-    /// The beginning of the problem, even if its reason has changed since.
+    /// The time when the problem began. A change of its reason keeps this time.
     pub since: Timestamp,
 }
 
@@ -129,7 +128,7 @@ impl Health {
         self.problems.borrow().contains_key(problem)
     }
 
-    /// Wakes at every change.
+    /// Returns a receiver that wakes at every change.
     pub fn subscribe(&self) -> watch::Receiver<Problems> {
         self.problems.subscribe()
     }

@@ -1,5 +1,5 @@
-//! Stores the latest Events and problems, for `kpx events`: the only record of Events on a host
-//! without API server.
+//! Stores the latest Events and problems, for `kpx events`. On a host without an API server, this
+//! is the only record of Events.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jiff::Timestamp;
 use proxy_core::input::ObjectName;
 
-/// The most entries. With notes of at most [`NOTE`] bytes they take at most 3 MiB.
+/// The maximum number of entries. With notes of at most [`NOTE`] bytes, they take at most 3 MiB.
 const CAPACITY: usize = 1_000;
 const NOTE: usize = 1_024;
-/// The most Services of an entry, without its object.
+/// The maximum number of an entry's further Services.
 const SERVICES: usize = 4;
 
 /// An Event of an object, or a change of one of the agent's problems. Equal entries are counted.
@@ -24,7 +24,7 @@ pub struct Entry {
     pub namespace: Box<str>,
     pub name: Box<str>,
     pub note: Box<str>,
-    /// The other Services of the entry, at most [`SERVICES`].
+    /// Further Services that the entry concerns, at most [`SERVICES`].
     pub services: Box<[ObjectName]>,
 }
 
@@ -52,7 +52,7 @@ pub struct Journal(Arc<Mutex<Pages>>);
 #[derive(Debug, Default)]
 struct Pages {
     next: u64,
-    /// The entries by number: the latest has the highest.
+    /// The entries by number; the latest entry has the highest number.
     by_number: BTreeMap<u64, Reported>,
     numbers: HashMap<Arc<Entry>, u64>,
     by_namespace: BTreeMap<Box<str>, BTreeSet<u64>>,
@@ -111,8 +111,8 @@ impl Pages {
         );
     }
 
-    /// Removes the oldest entry of the namespace with the most entries, so that the author of one
-    /// namespace cannot evict the entries of others.
+    /// Removes the oldest entry of the namespace with the most entries, so that the authors of one
+    /// namespace cannot evict the entries of other namespaces.
     fn make_room(&mut self) {
         let most = self
             .by_namespace

@@ -46,20 +46,19 @@ pub use forward::Forwarder;
 pub use forward_stream::PodStream;
 pub use granted::{Granted, NotGranted, Streams};
 
-/// The options for the API server. Without a kubeconfig kpx uses its pod's service account, else
-/// `kubectl`'s files (`KUBECONFIG`, `~/.kube/config`).
+/// The options for the API server. If no kubeconfig is given, kpx uses its pod's ServiceAccount,
+/// else `kubectl`'s files (`KUBECONFIG`, `~/.kube/config`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     pub kubeconfig: Option<PathBuf>,
-    /// A kubeconfig context, instead of the current one.
+    /// A kubeconfig context, in place of the current context.
     pub context: Option<String>,
-    /// The URL of the API server, instead of the configuration's.
+    /// The URL of the API server, in place of the configured URL.
     pub master: Option<String>,
-    /// The limit on requests; None: unlimited.
+    /// The limit on requests; `None`: unlimited.
     pub rate: Option<Rate>,
     /// Set to watch the node's Pods.
     pub pods: bool,
-    /// Set to watch LocalRedirects.
     pub redirects: bool,
     /// Set to watch headless Services, for their names.
     pub headless: bool,
@@ -94,8 +93,8 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Allows `qps` requests a second, and `burst` at once. Returns None for negative numbers. Zero
-    /// means the default, as everywhere in Kubernetes.
+    /// Allows `qps` requests a second, and `burst` at once. Returns `None` for a negative `qps`.
+    /// Zero means the default, as everywhere in Kubernetes.
     pub fn new(qps: f32, burst: i32) -> Option<Self> {
         let qps = if qps == 0.0 { 5.0 } else { qps };
         let burst = usize::try_from(burst)
@@ -130,7 +129,7 @@ pub(super) async fn run(
     let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
     let mut watches = Watches::new(node_name, options);
     let outage = Outage::new();
-    // An unreadable file at the start is the operator's mistake.
+    // At the start, an unreadable file is the operator's mistake.
     let mut files = options.files();
     let Connection {
         mut clients,
@@ -139,7 +138,7 @@ pub(super) async fn run(
     } = options.connect(&outage).await?;
     loop {
         let until = clients.limited.valid_until().as_ref().copied();
-        // The address precedes any Service, so that no Service takes it.
+        // The addresses precede any Service, so that no Service can claim them.
         addrs.send_new(inputs).await;
         tokio::select! {
             () = inputs.closed() => return Ok(()),
@@ -177,8 +176,8 @@ pub(super) async fn run(
 const CREDENTIALS_RETRY: Duration = Duration::from_secs(1);
 
 impl Options {
-    /// Creates clients with the current credentials. These were valid once, so attempts continue
-    /// until they are again, and the last state stays in use.
+    /// Creates clients with the current credentials. Retries without limit, because earlier
+    /// credentials were valid; the last state stays in use meanwhile.
     async fn connect_again(
         &self,
         files: &mut Files,
@@ -201,7 +200,7 @@ impl Options {
     }
 }
 
-/// The watches, which outlive clients: new credentials cost no new lists.
+/// The watches. They outlive clients, so new credentials need no new lists.
 struct Watches {
     services: Watch<Service>,
     slices: Watch<EndpointSlice>,
@@ -212,8 +211,8 @@ struct Watches {
 }
 
 impl Watches {
-    /// Creates the watches with kube-proxy's selectors, except that Services of other proxies are
-    /// included for their ClusterIPs.
+    /// Creates the watches with kube-proxy's selectors, except that Services of other service
+    /// proxies are included for their ClusterIPs.
     fn new(node_name: Option<&str>, options: &Options) -> Self {
         let services = Watch::new(Input::Service);
         let slices = Watch::new(Input::EndpointSlice);
@@ -229,7 +228,7 @@ impl Watches {
             Some(name) => node.named(name),
             None => node,
         };
-        // API servers index Pods by node, only in their caches.
+        // API servers index Pods by node only in their caches.
         let pods_of = |name: &str| {
             Watch::new(Input::Pod)
                 .fields(&format!("spec.nodeName={name}"))

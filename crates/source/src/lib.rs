@@ -1,5 +1,5 @@
-//! The source of objects, an API server or files, and the Events sent there. Modules are in reading
-//! order.
+//! The source of objects, an API server or files, and Events for the API server. Modules are in
+//! reading order.
 #![forbid(unsafe_code)]
 
 // The sources.
@@ -18,7 +18,7 @@ pub mod events;
 pub mod health;
 pub mod journal;
 
-// The nodes, which no watch covers.
+// Look-ups of nodes, which no watch covers.
 pub mod nodes;
 
 pub use source::Source;

@@ -1,7 +1,7 @@
 //! Reads objects from a folder of YAML and JSON files, for kpx without an API server.
 //!
-//! An unreadable document costs only itself: its last version stays in use. With an unreadable
-//! folder everything stays in use, without updates.
+//! An unreadable document affects only itself: its last version stays in use. While the folder is
+//! unreadable, everything stays in use without updates.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,11 +26,11 @@ mod folder;
 mod object;
 mod validate;
 
-/// The most bytes of a file. An API server takes 1.5 MiB for one object, and a List of a large
-/// cluster has tens of MiB.
+/// The maximum size of a file in bytes. An API server accepts 1.5 MiB for one object, and a List of
+/// a large cluster has tens of MiB.
 const LONGEST: u64 = 64 << 20;
 
-/// The objects in use, in the order in which new ones are sent.
+/// The objects in use, in the order in which new objects are sent.
 type Objects = BTreeMap<Key, Arc<Object>>;
 
 /// Checks that the folder can be read.
@@ -87,7 +87,7 @@ pub(super) async fn run(
 #[derive(Debug, Default)]
 struct Manifests {
     path: PathBuf,
-    /// The name of this node's object; without a name all Nodes are sent.
+    /// The name of this node's object; `None` to send all Nodes.
     node_name: Option<String>,
     listing: Listing,
     files: BTreeMap<OsString, File>,
@@ -220,8 +220,8 @@ fn all(objects: &Objects) -> Vec<Input> {
     ]
 }
 
-/// Returns the changes, with new and changed objects before deleted ones: a Service that moves to
-/// other EndpointSlices never lacks both.
+/// Returns the changes, with new and changed objects before deleted objects: a Service that moves
+/// to other EndpointSlices always has some.
 fn changes(old: &Objects, new: &Objects) -> Vec<Input> {
     let put = new
         .iter()

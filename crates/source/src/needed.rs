@@ -1,5 +1,5 @@
-//! Reads only the needed fields of an object. Other fields of any shape cannot make it unreadable,
-//! nor can nulls, which the API server stores and serves anywhere.
+//! Reads only the needed fields of an object. Other fields of any shape, and nulls, which the API
+//! server stores and serves anywhere, leave it readable.
 
 use std::fmt;
 
@@ -87,7 +87,7 @@ impl Kept {
         }
     }
 
-    /// Writes a field or an item. `write` returns false for a null, which is removed back to
+    /// Writes a field or an item. `write` returns false for a null; the text is then cut back to
     /// `before`.
     fn member<E>(
         &mut self,

@@ -4,14 +4,14 @@ use futures::{Stream, StreamExt, stream};
 use proxy_core::compact::Shared;
 use tokio::sync::{mpsc, oneshot};
 
-/// The most look-ups in progress. They share the rate limit with lists and Events, which wait no
-/// longer than these do.
+/// The maximum number of look-ups in progress. They share the rate limit with lists and Events,
+/// which wait no longer than the look-ups.
 pub const AT_ONCE: usize = 16;
 
 /// The state of a node in the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeState {
-    /// The control plane receives its heartbeats.
+    /// The control plane receives the node's heartbeats.
     There,
     /// The control plane has had no heartbeat for long, or the Node object is gone.
     Lost,
@@ -19,11 +19,11 @@ pub enum NodeState {
     Unknown(String),
 }
 
-/// The requesting end.
+/// The requesting half of the channel.
 #[derive(Clone, Debug)]
 pub struct NodeAsker(mpsc::Sender<Question>);
 
-/// The source's end.
+/// The source's half of the channel.
 #[derive(Debug)]
 pub struct NodeQuestions(pub(crate) mpsc::Receiver<Question>);
 
@@ -33,14 +33,14 @@ pub(crate) struct Question {
     pub(crate) answer: oneshot::Sender<NodeState>,
 }
 
-/// Creates both ends.
+/// Creates both halves of the channel.
 pub fn questions() -> (NodeAsker, NodeQuestions) {
     let (sender, receiver) = mpsc::channel(1);
     (NodeAsker(sender), NodeQuestions(receiver))
 }
 
 impl NodeQuestions {
-    /// Creates an end that receives no requests.
+    /// Creates a half that receives no requests.
     pub fn none() -> Self {
         questions().1
     }

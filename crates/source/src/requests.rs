@@ -31,7 +31,7 @@ impl Requests {
         registry.register("rest_client_requests", help, self.0.clone());
     }
 
-    /// Counts a request; `code` is None if the server did not answer.
+    /// Counts a request; `code` is `None` if the server did not answer.
     pub fn count(&self, code: Option<StatusCode>, method: &Method, host: &str) {
         let code = code.map_or_else(|| "<error>".to_owned(), |code| code.as_str().to_owned());
         let request = Request {

@@ -9,7 +9,6 @@ use crate::nodes::NodeQuestions;
 use crate::{events, kubernetes, manifests};
 use proxy_core::input::Input;
 
-/// The source of objects.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     Kubernetes(kubernetes::Options),
@@ -36,7 +35,7 @@ impl Source {
         }
     }
 
-    /// Returns the URL of the API server, without credentials. `None` without an API server.
+    /// Returns the URL of the API server, without credentials; `None` for a folder.
     pub async fn server(&self) -> anyhow::Result<Option<String>> {
         match self {
             Self::Kubernetes(options) => options.server().await.map(Some),
@@ -44,12 +43,12 @@ impl Source {
         }
     }
 
-    /// Feeds `inputs` until its receiver is gone, which is `Ok`. The first input of every kind is
-    /// `Update::All` or `Update::Refused`.
+    /// Sends to `inputs` until its receiver is dropped, which is `Ok`. The first input of every
+    /// kind is `Update::All` or `Update::Refused`.
     ///
-    /// `node_name` selects the Node that is sent; without it all are. Only an API server receives
-    /// `events` and answers `questions`. An error needs the operator; all other failures are in
-    /// `health` while the source retries.
+    /// `node_name` selects the Node that is sent; `None` sends all Nodes. Only an API server
+    /// receives `events` and answers `questions`. An error needs the operator; all other failures
+    /// are in `health` while the source retries.
     pub async fn run(
         self,
         node_name: Option<String>,

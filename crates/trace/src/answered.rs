@@ -1,4 +1,4 @@
-//! Checks the recent connections of backends to which kpx forwards a packet: if they fail, the
+//! Checks the recent connections of the backends to which kpx forwards a packet. If they fail, the
 //! cause is outside kpx.
 
 use std::collections::BTreeMap;
@@ -24,14 +24,15 @@ const MOST: usize = 100_000;
 const SHOWN: usize = 3;
 /// Words in a rule's description that mark it as a possible drop.
 const DROPS: [&str; 3] = ["drop", "reject", "hand the packet"];
-/// The end of a description of a table whose rules are not read.
+/// The end of the description of a table whose rules are not read.
 const UNREAD: &str = "-legacy";
 /// The seconds after which a client retransmits its first packet.
 const PATIENCE: u32 = 1;
 
 /// The maximum age in seconds of a counted failure that still matters.
 const RECENT_SECS: u32 = 600;
-/// The same for UDP. Answered flows stay in the table for longer, and contradict old failures.
+/// The maximum age of a UDP failure in seconds. Answered flows stay in the table for longer, and
+/// contradict old failures.
 const UDP_RECENT_SECS: u32 = 120;
 /// The maximum difference in seconds between the clocks of a flow and of a count.
 const SLACK_SECS: u32 = 2;
@@ -42,8 +43,8 @@ struct Ends {
     answered: usize,
     reset: usize,
     silent: usize,
-    /// The seconds since the last packet of a client with an answer; `silent_secs` is for clients
-    /// without.
+    /// The seconds since the last packet of an answered client; `silent_secs` is for unanswered
+    /// clients.
     answered_secs: Option<u32>,
     silent_secs: Option<u32>,
 }
@@ -95,15 +96,14 @@ impl Counted {
     }
 }
 
-/// The failure of a backend's flows.
+/// The failure of a backend's flows, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Failure {
     Refused(String),
     Silent(String),
 }
 
-/// Returns the failure of TCP connections: from the flow table, otherwise from the programs'
-/// counts.
+/// Returns the failure of TCP connections, from the flow table or else from the programs' counts.
 fn of_connections(backend: SocketAddr, ends: &Ends, counted: Option<Counted>) -> Option<Failure> {
     if ends.answered > 0 {
         return None;
@@ -234,7 +234,7 @@ pub(crate) async fn notes<A: Family>(live: &Live, trace: &Trace) -> Notes {
     notes
 }
 
-/// Returns true if a machine outside the cluster reaches this backend through a node port.
+/// Returns true if a machine outside the cluster reaches this backend by a node port.
 async fn is_node_port(live: &Live, trace: &Trace, backend: SocketAddr) -> bool {
     if live.status.mode != Mode::Host.to_string() {
         return false;
@@ -286,8 +286,8 @@ async fn ends(
     Ok(ends)
 }
 
-/// Returns possible causes of a silent backend: the first rules of this node that may drop such
-/// packets, or the fact that there are none.
+/// Returns possible causes of an unresponsive backend: the first rules of this node that may drop
+/// such packets, or a text that there are none.
 async fn silence(trace: &Trace, backend: SocketAddr, proto: Proto) -> String {
     let source = trace
         .outcome
@@ -317,7 +317,7 @@ async fn silence(trace: &Trace, backend: SocketAddr, proto: Proto) -> String {
     }
 }
 
-/// Returns a text about the rules that may explain a silent backend.
+/// Returns a text about the rules that may explain an unresponsive backend.
 fn suspects(lines: &[String]) -> String {
     let is_hit =
         |line: &&String| DROPS.iter().any(|word| line.contains(word)) || line.ends_with(UNREAD);
@@ -340,7 +340,7 @@ fn suspects(lines: &[String]) -> String {
     }
 }
 
-/// Returns the number of packets that kpx dropped as spoofed: answers may be among them. A trace
+/// Returns a text about packets that kpx dropped as spoofed: answers may be among them, and a trace
 /// covers only the client's packet.
 fn own_drops(reasons: &BTreeMap<String, u64>) -> String {
     match reasons.get(Reason::Spoofed.name()) {

@@ -96,7 +96,7 @@ pub(crate) fn outcome<A: Addr>(
         remedy,
         frontend,
         service,
-        // The client's origin is not determined for a packet without a Service.
+        // The programs do not determine the client's origin for a packet without a Service.
         origin: run
             .decision
             .filter(|_| verdict != Verdict::Pass)
@@ -177,7 +177,7 @@ fn frontend<A: Addr>(decision: &Decision<A>, is_redirected: bool) -> Frontend {
     }
 }
 
-/// Returns the row of a whole ClusterIP: the packet's port did not match.
+/// Returns the frontend of a whole ClusterIP, for a packet whose port has no frontend.
 fn address<A: Addr>(input: &TraceInput<A>, addr: A) -> Option<Frontend> {
     let key = FrontendKey::address(addr);
     input.tables.frontends.contains_key(&key).then(|| Frontend {
@@ -324,7 +324,6 @@ impl Algorithm {
     }
 }
 
-/// Returns the explanation of a reason.
 pub fn explain(reason: Reason) -> &'static str {
     match reason {
         Reason::NotIp => "neither IPv4 nor IPv6",

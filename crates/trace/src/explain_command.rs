@@ -30,7 +30,7 @@ pub struct ExplainArgs {
 #[serde(rename_all = "camelCase")]
 struct Explanation {
     reason: &'static str,
-    /// The fate of the packet: `pass`, `drop` or `reject`.
+    /// The verdict: `pass`, `drop` or `reject`.
     verdict: &'static str,
     meaning: &'static str,
     /// The next steps, a sentence each; empty if nothing is wrong.

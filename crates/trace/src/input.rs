@@ -1,4 +1,4 @@
-//! The state that decides about a packet, without the packet.
+//! The state that determines the decision about a packet, without the packet.
 
 use std::collections::BTreeMap;
 
@@ -27,22 +27,21 @@ pub(crate) struct TraceInput<A: Addr> {
     /// The service networks and their kinds: see [`proxy_common::frontend::service_net`].
     pub(crate) service_nets: Vec<(Net<A>, u32)>,
     pub(crate) generation: u32,
-    /// The programs' session affinity of the client.
+    /// The client's session affinity, from the maps.
     pub(crate) affinity: BTreeMap<AffinityKey<A>, Affinity<A>>,
     pub(crate) connections: BTreeMap<FrontendKey<A>, u32>,
-    /// The shares of the agent's flow table; `None` without an agent.
+    /// The shares of the agent's flow table; `None` if no agent runs.
     pub(crate) shares: Option<Shares<A>>,
     /// The known names of service ports; the maps have no names.
     pub(crate) names: BTreeMap<FrontendKey<A>, PortName>,
     pub(crate) entry: Entry,
     pub(crate) notes: Notes,
-    /// The note if the client counts as outside.
+    /// The note if the client counts as outside the cluster.
     pub(crate) external_client_note: Option<String>,
     /// What a machine outside the cluster cannot reach; `None` on a node.
     pub(crate) outside: Option<Outside>,
 }
 
-/// Notes for the reader.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes {
     pub(crate) all: Vec<String>,
@@ -58,14 +57,14 @@ impl Notes {
     }
 }
 
-/// The flow table's entries by client and namespace: see [`proxy_common::share`].
+/// The flow table's entries held by clients and namespaces: see [`proxy_common::share`].
 #[derive(Clone, Debug)]
 pub(crate) struct Shares<A: Addr> {
-    /// The size of the table.
+    /// The table's maximum number of entries.
     pub(crate) room: u32,
-    /// The entries of flows beyond half-open.
+    /// The number of entries of flows beyond half-open.
     pub(crate) lasting: u32,
-    /// The entries of each holder; empty while no holder can have used up its share.
+    /// The number of entries by holder; empty while no holder can have used up its share.
     pub(crate) held: BTreeMap<A, u32>,
 }
 
@@ -119,10 +118,10 @@ impl Family for Addr6 {
     }
 }
 
-/// A network, as the key of a longest-prefix map.
+/// A network (prefix length, address), as the key of a longest-prefix map.
 pub(crate) type Net<A> = (u32, A);
 
-/// A port of a Service.
+/// The name of a Service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortName {
     pub(crate) namespace: String,
@@ -131,7 +130,7 @@ pub(crate) struct PortName {
     pub(crate) port: String,
 }
 
-/// Returns the names of service ports. The keys are their ClusterIP frontends.
+/// Returns the names of service ports, by their ClusterIP frontends.
 pub(crate) fn port_names<A: Family>(
     names: &Names,
     tables: &FamilyTables<A>,

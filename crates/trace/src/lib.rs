@@ -96,7 +96,6 @@ pub struct TraceArgs<N: NodeFlags> {
     services: N,
 }
 
-/// Runs the trace and prints it.
 pub async fn trace<N: NodeFlags + Send + 'static>(args: TraceArgs<N>) -> Result<()> {
     let output = args.output;
     let trace = run(args)?;
@@ -170,7 +169,7 @@ impl<R: NodeRules> Tables<R> {
         Ok(Self::Live(Box::new(Live::query(&args.run_dir).await?)))
     }
 
-    /// Returns true if the agent still waits for its first lists, and has no names yet.
+    /// Returns true while the agent waits for its first lists, and no Service has a name yet.
     fn waits(&self) -> bool {
         matches!(self, Self::Live(live) if live.waits())
     }
@@ -271,7 +270,7 @@ fn send<A: Family, N: NodeFlags>(
     })
 }
 
-/// Yields a client's address with each of its ports.
+/// Yields a client's address with each port, beginning with `first`.
 fn clients(first: SocketAddr) -> impl Iterator<Item = SocketAddr> {
     let ports = (first.port()..=u16::MAX).chain(1..first.port());
     ports.map(move |port| SocketAddr::new(first.ip(), port))

@@ -1,4 +1,4 @@
-//! Builds a scene from a running agent: the rows of its maps, and the first hook of the packet.
+//! Builds a trace's input from a running agent: the rows of its maps, and the packet's first hook.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -36,9 +36,9 @@ use proxy_view::Names;
 use proxy_view::client::Client;
 use proxy_view::status::Status;
 
-/// The packet's origin on the command line.
+/// The packet's origin, from the command line.
 pub(crate) struct PacketArgs<'a> {
-    /// The client's address; `None` for a packet of the host from any of its addresses.
+    /// The client's address; `None` for a packet of the host from any of the host's addresses.
     pub(crate) from: Option<SocketAddr>,
     pub(crate) host: bool,
     pub(crate) in_device: Option<&'a str>,
@@ -50,7 +50,7 @@ pub(crate) struct Live {
     pub(crate) status: Status,
     /// The kernel's ids of the maps, by name.
     maps: BTreeMap<String, u32>,
-    /// The folder of the maps' pins; `None` with an older agent.
+    /// The folder of the maps' pins; `None` for an older agent.
     pins: Option<PathBuf>,
     names: Names,
 }
@@ -86,7 +86,8 @@ impl Live {
         })
     }
 
-    /// Fails unless the running program has the same tag: the copy must behave like it.
+    /// Fails unless the running program has the same tag (the kernel's hash): the copy must behave
+    /// alike.
     pub(crate) fn check_tag(&self, program: &str, tag: &str) -> Result<()> {
         let running = self.status.programs.get(program);
         let running = running.with_context(|| {
@@ -104,7 +105,7 @@ impl Live {
         Ok(())
     }
 
-    /// Returns the rows of the maps with the packet's entry, and the packet's source.
+    /// Returns the rows of the maps with the packet's entry point, and the packet's source.
     pub(crate) async fn input<A: Family>(
         &self,
         packet_args: &PacketArgs<'_>,
@@ -163,7 +164,7 @@ impl Live {
             .iter()
             .find(|device| device.ifindex == input.entry.ifindex);
         let no_pod = device.and_then(|device| device.no_pod.as_ref());
-        // A device that looks like a router's may be the pod's.
+        // A device that kpx classifies as a router's may be the pod's.
         if packet_args.in_device.is_none() && no_pod.is_none() {
             let guess = guess(&input, from.ip());
             input.notes.warn(guess);
@@ -174,13 +175,13 @@ impl Live {
         Ok((input, from))
     }
 
-    /// Returns true until the agent has its first lists.
+    /// Returns true while the agent waits for its first lists.
     pub(crate) fn waits(&self) -> bool {
         !self.status.complete
     }
 
-    /// Returns a note for clients with socket load balancing: their sockets are translated before
-    /// any packet.
+    /// Returns a note for clients with socket load balancing, whose sockets are translated before
+    /// they send a packet.
     fn of_sockets<A: Family>(&self, input: &TraceInput<A>, to: &Target) -> Option<String> {
         let sockets = self.status.sockets.as_ref()?;
         let is_translated = to.proto == Proto::TCP || to.proto == Proto::UDP && sockets.udp;
@@ -224,7 +225,7 @@ impl Live {
             let is_client = |holder: &A| {
                 A::from_ip(client).is_some_and(|addr| [addr, addr.site_if(true)].contains(holder))
             };
-            // The key of a namespace is a multicast address.
+            // A namespace's key is a multicast address.
             held.retain(|holder, _| is_client(holder) || holder.ip().is_multicast());
         }
         Ok(Some(Shares {
@@ -302,7 +303,7 @@ impl Live {
             .with_context(|| format!("read {name}"))
     }
 
-    /// Returns the pod networks that detection uses.
+    /// Returns the networks whose clients count as local pods.
     fn detected_nets<A: Family>(&self, name: &str) -> Result<Vec<Net<A>>> {
         let rows = self.valued_nets(name)?.into_iter();
         Ok(rows
@@ -326,14 +327,14 @@ impl Live {
     }
 }
 
-/// Returns the operator's setting from the reported state: `auto` of `auto: host and pods`. Agents
-/// of earlier versions report only the scope.
+/// Returns the operator's setting from the reported state: `auto` of `auto: host and pods`. Earlier
+/// versions of the agent report only the scope.
 fn socket_setting<'a>(served: &'a str, scope: &'a str) -> &'a str {
     let setting = served.split([':', ' ']).next().unwrap_or_default();
     if setting.is_empty() { scope } else { setting }
 }
 
-/// Fails in another network namespace than the agent's: its devices and routes would differ.
+/// Fails in a network namespace other than the agent's, where devices and routes would differ.
 fn check_namespace(status: &Status, run_dir: &Path) -> Result<()> {
     let Some(theirs) = &status.network_namespace else {
         return Ok(());
@@ -348,7 +349,7 @@ fn check_namespace(status: &Status, run_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if every frontend has its service port, and every set has its slots.
+/// Returns true if every frontend has a service port, and every set has all its slots.
 fn is_whole<A: Family>(tables: &FamilyTables<A>) -> bool {
     let leads =
         |service| tables.services.contains_key(service) || tables.frontends.contains_key(service);
@@ -391,7 +392,7 @@ async fn entry<A: Family>(
             if_indextoname(ifindex).with_context(|| format!("look for device {ifindex}"))?;
         return at_device(input, device.to_string_lossy().into_owned(), ifindex);
     }
-    // Packets to the host's own addresses, such as all of 127.0.0.0/8, never take a kpx route.
+    // Packets to the host's own addresses, such as all of 127.0.0.0/8, never use a route of kpx.
     let to = to.addr.ip();
     if is_own(to) || next_hop(to).await.is_ok_and(|hop| hop.device == LO) {
         return Ok(Entry {
@@ -408,8 +409,8 @@ async fn entry<A: Family>(
     })
 }
 
-/// Returns a note if the route to a client does not lead to the client's device: a local endpoint
-/// has the address, and the device is not a pod's.
+/// Returns a note if the route to a client probably points to the wrong device: the client is a
+/// local endpoint, and the device is not a pod's.
 fn guess<A: Family>(input: &TraceInput<A>, client: IpAddr) -> Option<String> {
     let Entry {
         program,
@@ -446,8 +447,8 @@ fn at_device<A: Family>(input: &TraceInput<A>, device: String, ifindex: u32) -> 
     })
 }
 
-/// Returns the device on which packets of `client` arrive: that of the route to the client. On a
-/// bridge, it is the port of the bridge's forwarding entry.
+/// Returns the interface index of the device on which packets of `client` arrive: the device of the
+/// route to the client, or the bridge's port with the forwarding entry.
 async fn device_of<A: Family>(input: &TraceInput<A>, client: IpAddr) -> Result<u32> {
     let hop = next_hop(client)
         .await

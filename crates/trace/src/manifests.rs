@@ -1,4 +1,5 @@
-//! Builds a scene from a folder of manifests: a hypothetical node that serves these objects.
+//! Builds a trace's input from a folder of manifests, for a hypothetical node that serves these
+//! objects.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -36,7 +37,7 @@ pub(crate) struct Folder<R> {
     desired: Desired,
     /// The rules of the node, from the options of `kpx run`.
     rules: R,
-    /// The networks inside ClusterIP ranges that hold other addresses too.
+    /// The networks inside ClusterIP ranges that also hold other addresses.
     shared: Vec<IpNet>,
     node_addrs: Vec<IpAddr>,
     pod_nets: Vec<IpNet>,
@@ -65,7 +66,7 @@ impl<R: NodeRules> Folder<R> {
             taken = take => taken,
             ended = source.run(Some(node_name.to_owned()), sender, health.clone(), Queue::none(), NodeQuestions::none()) => ended.and_then(|()| bail!("the folder has ended")),
         }?;
-        // Manifests contain no routes.
+        // Manifests have no routes.
         let shared = SharedNetworks::of(ranges(&rules, &desired), &desired.pod_cidrs(), &[]);
         desired.share_networks(&shared.networks);
         let mut notes: Vec<_> = health
@@ -111,11 +112,11 @@ impl<R: NodeRules> Folder<R> {
         }
     }
 
-    /// The number of object kinds. The first input of each kind has all its objects.
+    /// The number of object kinds. The first input of a kind has all its objects.
     const KINDS: usize = 4;
 
-    /// Creates the node's devices in this thread's namespace, and returns the programs' rows.
-    /// Without `from`, the host sends the packet from the node's address.
+    /// Creates the node's devices in this thread's namespace, and returns the programs' rows. If
+    /// `from` is `None`, the host sends the packet from the node's address.
     pub(crate) async fn input<A: Family>(
         self,
         from: Option<SocketAddr>,
@@ -205,7 +206,7 @@ impl<R: NodeRules> Folder<R> {
         )
     }
 
-    /// Returns the devices. The pods' device counts as detected if detection goes by device.
+    /// Returns the devices. The pods' device has `DETECTED` if local pods are detected by device.
     fn devices(&self, node_devices: &NodeDevices) -> BTreeMap<u32, Device> {
         let by_device = self.rules.detects_by_device();
         let pods = Device::POD | if by_device { Device::DETECTED } else { 0 };
@@ -293,7 +294,7 @@ fn local_pods(store: &Store, node_addrs: &[IpAddr]) -> impl Iterator<Item = IpAd
     addrs.filter(|addr| !node_addrs.contains(addr))
 }
 
-/// Returns the ClusterIP ranges: the operator's, otherwise the cluster's.
+/// Returns the ClusterIP ranges: the operator's ranges, otherwise the cluster's.
 fn ranges<'a>(rules: &'a impl NodeRules, desired: &'a Desired) -> &'a [IpNet] {
     match rules.service_cidrs() {
         [] => desired.service_cidrs(),

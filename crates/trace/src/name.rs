@@ -1,4 +1,5 @@
-//! Parses the ends of a packet on the command line: addresses, and names of Kubernetes objects.
+//! Parses a packet's client and destination on the command line: addresses, and names of Kubernetes
+//! objects.
 
 use std::str::FromStr;
 
@@ -107,8 +108,7 @@ impl FromStr for To {
     }
 }
 
-/// Splits `KIND/REST` if the text begins with a kind and has two more parts, or with a kind that
-/// kubectl has and one more part.
+/// Splits `KIND/REST`. Returns `None` and the whole text if the kind is unknown.
 fn kind_of(text: &str) -> (Option<&str>, &str) {
     let is_kind = |kind: &str| {
         let of_workloads = || WORKLOADS.iter().flat_map(|(_, names)| *names);

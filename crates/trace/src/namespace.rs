@@ -14,7 +14,7 @@ use crate::programs::LO;
 use proxy_net::anchor::{self, Anchor};
 use proxy_net::sysctl;
 
-/// The interface indices of the devices in place of a node's.
+/// The interface indices of the devices that stand for a node's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeDevices {
     /// The device to other nodes and the rest of the network.
@@ -38,8 +38,8 @@ pub(crate) fn leave() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")
 }
 
-/// Creates devices and routes in this thread's namespace: `addrs` are the host's own, `pods` route
-/// to the pods' device, and the default route to the uplink.
+/// Creates devices and routes in this thread's namespace: `addrs` are the host's addresses, `pods`
+/// are routed to the pods' device, everything else to the uplink.
 pub(crate) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> Result<NodeDevices> {
     // Sysctls come first, because new devices copy their values.
     sysctl::write("ipv4/ip_forward", "1")?;
@@ -54,7 +54,7 @@ pub(crate) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> R
     }
     let node_devices = devices(handle).await?;
     // IPv6 addresses on a device would wait for duplicate address detection. Local routes suffice
-    // to make them the host's.
+    // to make the addresses the host's.
     let own = addrs
         .iter()
         .map(|addr| (IpNet::from(*addr), LO, RouteType::Local));
@@ -74,7 +74,8 @@ pub(crate) async fn make(handle: &Handle, addrs: &[IpAddr], pods: &[IpNet]) -> R
     Ok(node_devices)
 }
 
-/// Creates a veth pair as uplink and pods' device. Both ends have carrier, and no packet is sent.
+/// Creates a veth pair as uplink and pods' device. Both devices have carrier, and no packet is
+/// sent.
 async fn devices(handle: &Handle) -> Result<NodeDevices> {
     let add = handle.link().add(LinkVeth::new(UPLINK, PODS).build());
     add.execute()

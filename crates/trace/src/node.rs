@@ -1,5 +1,5 @@
-//! The node's properties for a trace without an agent. proxy-agent implements the traits: it has
-//! the flags and the rules.
+//! The node's properties for a trace without an agent. proxy-agent implements the traits, because
+//! it has the flags and the rules.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use proxy_core::model::ModelOptions;
 pub trait NodeFlags: clap::Args {
     type Rules: NodeRules;
 
-    /// Returns true without any flag.
+    /// Returns true if no flag is set.
     fn is_empty(&self) -> bool;
 
     /// Returns the rules of the node, and the options for Services. Errors name the flag.
@@ -20,7 +20,7 @@ pub trait NodeFlags: clap::Args {
 
 /// The rules by which the agent of the node would fill the maps.
 pub trait NodeRules {
-    /// Returns the operator's ClusterIP ranges; empty to use the cluster's.
+    /// Returns the operator's ClusterIP ranges; empty to use the cluster's ranges.
     fn service_cidrs(&self) -> &[IpNet];
 
     /// Adds the Node object's `spec.podCIDRs`.

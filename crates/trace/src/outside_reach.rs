@@ -1,5 +1,5 @@
-//! Explains the view of a machine outside the cluster: the ports that it does not reach, the
-//! causes, and the remedies.
+//! Explains results to a machine outside the cluster: the ports that it does not reach, the causes,
+//! and the remedies.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,15 +11,14 @@ use proxy_view::status::{CutOffPortStatus, Status, UnreachableStatus};
 
 use crate::explain::ANY_SERVICE;
 
-/// The backends that a machine outside does not reach, and its paths to pods.
+/// The backends that a machine outside the cluster does not reach, and its paths to pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outside {
     unreachable: Vec<UnreachableStatus>,
-    /// The Services that are wholly out of reach.
+    /// The Services whose backends are all unreachable.
     cut_off: BTreeSet<String>,
     /// True if the tunnel through the API server is on.
     has_tunnel: bool,
-    /// The value of `--pod-routes`.
     pod_routes: String,
 }
 
@@ -31,7 +30,7 @@ pub(crate) struct DialledPort<'a> {
 }
 
 impl Outside {
-    /// Returns the view of a machine outside; `None` on a node.
+    /// Returns the state of a machine outside the cluster; `None` on a node.
     pub(crate) fn of(status: &Status) -> Option<Self> {
         (status.mode == Mode::Host.to_string()).then(|| Self {
             unreachable: status.unreachable.clone(),
@@ -45,8 +44,8 @@ impl Outside {
         })
     }
 
-    /// Explains symptoms and remedies to the machine's owner, who may not know pods and probes.
-    /// `None` if the explanation for a node applies.
+    /// Returns the explanation and the remedies for the machine's owner, who may not know pods and
+    /// probes. `None` if the explanation for a node applies.
     pub(crate) fn seen(
         &self,
         reason: Reason,
@@ -118,7 +117,7 @@ impl Outside {
         ways
     }
 
-    /// Returns the remedies for a port of this protocol that this machine does not use yet.
+    /// Returns the remedies that this machine does not use yet for a port of this protocol.
     fn steps(&self, protocol: &str, why: &str) -> Vec<String> {
         let mut ways = Vec::new();
         match (self.has_tunnel, protocol == "TCP") {
@@ -152,8 +151,8 @@ impl Outside {
     }
 }
 
-/// Returns the remedies for all unreachable Services and ports, deduplicated, TCP's first; empty on
-/// a node.
+/// Returns the remedies for all unreachable Services and ports, without duplicates, TCP's remedies
+/// first; empty on a node.
 pub fn steps_to_reach(status: &Status) -> Vec<String> {
     let Some(outside) = Outside::of(status) else {
         return Vec::new();

@@ -7,7 +7,7 @@ use crc::{CRC_32_ISCSI, Crc};
 use etherparse::{PacketBuilder, ip_number};
 use proxy_common::addr::Proto;
 
-/// Returns an Ethernet frame with a TCP SYN, a UDP datagram or an SCTP INIT.
+/// Returns the packet that opens a flow: an Ethernet frame with a SYN, UDP datagram or SCTP INIT.
 pub(crate) fn opener(from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Vec<u8>> {
     const CLIENT_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];

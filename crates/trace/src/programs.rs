@@ -1,4 +1,4 @@
-//! A copy of the kernel programs with maps of its own. It affects no traffic.
+//! A copy of the kernel programs with maps of its own. Real traffic is unaffected.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use crate::packet;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
 use proxy_datapath::verifier;
 
-/// The program of a hook, with its maps.
+/// The program of a hook, with its own maps.
 pub(crate) struct Programs<A: Addr> {
     ebpf: Ebpf,
     entry: Entry,
@@ -36,7 +36,7 @@ pub(crate) enum Disposition<A: Addr> {
     Forward(Flow<A>),
     Pass(Reason),
     Drop(Reason),
-    /// The client got an answer.
+    /// The packet was rejected: the client got an answer.
     Reject(Reason),
 }
 
@@ -44,16 +44,16 @@ pub(crate) enum Disposition<A: Addr> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run<A: Addr> {
     pub(crate) disposition: Disposition<A>,
-    /// The programs' decision, if a frontend matched the packet.
+    /// The programs' decision; `None` if no frontend matched the packet.
     pub(crate) decision: Option<Decision<A>>,
 }
 
 impl<A: Family> Programs<A> {
-    /// Loads the program of the scene's hook, with room for `packets` flows, and fills its maps.
+    /// Loads the program of the input's hook, with space for `packets` flows, and fills its maps.
     pub(crate) fn load(object: &[u8], input: &TraceInput<A>, packets: u32) -> Result<Self> {
         let mut loader = verifier::loader();
-        // These maps remember state; the other maps cost nothing while they are empty. A flow has
-        // up to four entries.
+        // Only these maps store state; the remaining maps cost nothing while they are empty. A flow
+        // has up to four entries.
         for maps in [names::IPV4, names::IPV6] {
             loader.map_max_entries(maps.flows, (packets * 4).max(MEMORY_MIN));
             let affinity = [maps.affinity, maps.new_affinity];
@@ -122,11 +122,11 @@ impl<A: Family> Programs<A> {
             None if counted(Event::Forwarded.into()) => {
                 Disposition::Forward(self.take_flow(from, to, proto)?)
             }
-            // No kpx route leads to such an address, so a packet of the host never reaches this
+            // No route of kpx covers such an address, so a packet of the host never reaches this
             // hook.
             Some(Reason::NotOurs) => Disposition::Pass(Reason::NotOurs),
-            // A rejection may be counted as unanswered: the crafted frame has no device's address,
-            // and many packets exceed the limit of answers per second.
+            // A rejection may be counted as unanswered: the crafted frame has no device's MAC
+            // address, and many packets exceed the limit of answers per second.
             Some(reason)
                 if counted(Event::Rejected.into()) || counted(Event::Unanswered.into()) =>
             {
@@ -262,8 +262,8 @@ impl<A: Family> Programs<A> {
         Ok(move |counter: Counter| up[counter.index() as usize])
     }
 
-    /// Returns the flow that a packet opened. Removes it from the map, so that the next packet
-    /// finds the same source ports free.
+    /// Returns the flow that a packet opened. Removes the flow from the map, so that the next
+    /// packet finds the same source ports free.
     fn take_flow(&mut self, from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Flow<A>> {
         let mut map: HashMap<&mut MapData, FlowKey<A>, Flow<A>> = self.map_mut(A::MAPS.flows)?;
         let client = sock_addr(from)?;
@@ -294,7 +294,7 @@ impl<A: Family> Programs<A> {
             .with_context(|| format!("write {}", A::MAPS.decisions))
     }
 
-    /// Returns the decision from the memory of the CPU that ran the program.
+    /// Returns the decision from the slot of the CPU that ran the program.
     fn decision(&self) -> Result<Option<Decision<A>>> {
         let map: PerCpuArray<&MapData, Decision<A>> = self.map(A::MAPS.decisions)?;
         let decisions = map
@@ -329,7 +329,7 @@ impl<A: Family> Programs<A> {
     }
 }
 
-/// The size of the maps that remember state: small, but sufficient for LRU maps on many CPUs.
+/// The minimum size of the maps that store state: small, but sufficient for LRU maps on many CPUs.
 const MEMORY_MIN: u32 = 16_384;
 
 /// The interface index of lo, the same in every network namespace.

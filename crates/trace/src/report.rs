@@ -5,24 +5,21 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A packet and its fate.
+/// A packet and its verdict.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Trace {
-    /// The node that got the packet.
+    /// The node that received the packet.
     pub node: String,
-    /// The source of the tables.
     pub tables: TablesOf,
     pub packet: Packet,
-    /// The packet's first hook.
     pub hook: Hook,
     /// The outcome of the first packet.
     pub outcome: Outcome,
-    /// The numbers of packets by fate, the most frequent first.
+    /// The numbers of packets by verdict, the most frequent first.
     pub tally: Vec<Tally>,
-    /// Notes on the result.
     pub notes: Vec<String>,
-    /// The notes that report a fault: a part of `notes`.
+    /// The notes that report a fault; `notes` has them too.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
@@ -30,7 +27,6 @@ pub struct Trace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TablesOf {
-    /// The agent of this node.
     Agent,
     /// A folder of manifests.
     Manifests,
@@ -59,7 +55,7 @@ pub struct Hook {
 #[serde(rename_all = "camelCase")]
 pub struct Outcome {
     pub verdict: Verdict,
-    /// The reason of a packet that was not forwarded, by its name in `kpx status`; `null` if it was
+    /// The reason why the packet was not forwarded, by its name in `kpx status`; `null` if it was
     /// forwarded.
     pub reason: Option<String>,
     /// The reason in words.
@@ -85,7 +81,7 @@ pub struct Outcome {
 pub enum Verdict {
     /// The packet was translated and sent to a backend.
     Forward,
-    /// The packet was answered with a TCP RST or an ICMP port unreachable.
+    /// The packet was rejected with a TCP RST or an ICMP port unreachable.
     Reject,
     /// The packet was dropped without an answer.
     Drop,
@@ -96,8 +92,8 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Frontend {
-    /// The frontend's key: `10.96.0.10:80/tcp`; for a node port `IPv4 *:30080/tcp`; for a ClusterIP
-    /// without port `10.96.0.10`.
+    /// The frontend's key: `10.96.0.10:80/tcp`; for a node port `IPv4 *:30080/tcp`; for a whole
+    /// ClusterIP `10.96.0.10`.
     pub at: String,
     pub kind: FrontendKind,
 }
@@ -105,7 +101,7 @@ pub struct Frontend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FrontendKind {
-    /// A ClusterIP without a matching port.
+    /// A ClusterIP without a frontend for the port.
     Address,
     ClusterIp,
     NodePort,
@@ -120,7 +116,7 @@ pub enum FrontendKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Service {
-    /// The ClusterIP frontend, the tables' key of the service port.
+    /// The ClusterIP frontend, which is the service port's key in the tables.
     pub key: String,
     /// The namespace; `null` if the tables hold no names.
     pub namespace: Option<String>,
@@ -129,7 +125,6 @@ pub struct Service {
     pub port_name: Option<String>,
 }
 
-/// The origin of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -149,7 +144,7 @@ pub struct Set {
     /// The name: `cluster` or `local`.
     pub name: String,
     pub algorithm: Algorithm,
-    /// The timeout of `sessionAffinity: ClientIP` in seconds; `null` without affinity.
+    /// The timeout of `sessionAffinity: ClientIP` in seconds; `null` if there is no affinity.
     pub affinity_seconds: Option<u32>,
     pub backends: Vec<Backend>,
 }
@@ -181,7 +176,7 @@ pub struct Backend {
 pub struct Source {
     /// The client's address and port as the backend sees them.
     pub at: String,
-    /// True if the address differs from the client's.
+    /// True if the backend sees another address than the client's.
     pub masqueraded: bool,
     /// The reason in words.
     pub explanation: String,

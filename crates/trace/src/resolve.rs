@@ -21,19 +21,19 @@ pub(crate) struct Known {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ends {
-    /// The client; `None` for a process of the node, from any of its addresses.
+    /// The client; `None` for a process of the node, from any of the node's addresses.
     pub(crate) from: Option<SocketAddr>,
     pub(crate) to: Target,
 }
 
-/// Returns true if either end is an object's name.
+/// Returns true if the client or the destination is an object's name.
 pub(crate) fn has_names(from: Option<&From>, to: &To) -> bool {
     !matches!(to, To::At(_)) || from.is_some_and(|from| !matches!(from, From::At(_)))
 }
 
 impl Known {
-    /// Returns the addresses of both ends, IPv4 first. Fails if an object is unknown, ambiguous, or
-    /// on another node.
+    /// Returns the addresses of client and destination, IPv4 first. Fails if an object is unknown,
+    /// ambiguous, or on another node.
     pub(crate) fn resolve(&self, from: Option<&From>, to: &To) -> Result<Ends> {
         let to = self.destinations(to)?;
         let Some(from) = self.clients(from)? else {
@@ -132,7 +132,7 @@ impl Known {
     }
 
     /// Returns the full name of a pod, with its ports and endpoints in Services. A workload's pod
-    /// on this node counts first.
+    /// on this node is preferred.
     fn pod(&self, pod: &Pod) -> Result<(String, Vec<(&PortView, &BackendView)>)> {
         let ports = self.services.iter().flat_map(|service| &service.ports);
         let endpoints =
@@ -181,8 +181,8 @@ impl Known {
 }
 
 impl Pod {
-    /// Returns true if `name`, as `NAMESPACE/NAME`, is such a pod. The names of a Deployment's pods
-    /// contain a template hash.
+    /// Returns true if `name` (`NAMESPACE/NAME`) is this pod, or a pod of this workload. A
+    /// Deployment's pod has a template hash in its name.
     fn is(&self, name: &str) -> bool {
         let Some((namespace, name)) = name.split_once('/') else {
             return false;
@@ -224,7 +224,7 @@ impl Port {
     }
 }
 
-/// Returns the addresses of a Service at the given port, of both families.
+/// Returns the addresses of a Service at the given port, in both address families.
 fn targets(service: &ServiceView, wanted: &Port) -> Result<Vec<Target>> {
     let name = format!("{}/{}", service.namespace, service.name);
     ensure!(
@@ -240,9 +240,9 @@ fn targets(service: &ServiceView, wanted: &Port) -> Result<Vec<Target>> {
     let numbers: BTreeSet<u16> = found.iter().map(|port| port.port).collect();
     let (number, proto) = match (&found[..], numbers.first(), wanted.number()) {
         ([port], ..) => (port.port, proto(port)?),
-        // The same number in several protocols.
+        // Several protocols have this number.
         (_, Some(number), _) if numbers.len() == 1 => (*number, Proto::TCP),
-        // The programs show the fate of a packet to a port that the Service lacks.
+        // The programs show the verdict for a port that the Service does not have.
         ([], _, Some(number)) => (number, wanted.proto.unwrap_or(Proto::TCP)),
         _ => {
             bail!(
@@ -293,7 +293,7 @@ fn proto(port: &PortView) -> Result<Proto> {
     crate::target::protocol(&port.protocol).map_err(anyhow::Error::msg)
 }
 
-/// Returns the addresses and ports of a pod, of both families.
+/// Returns the addresses and ports of a pod, in both address families.
 fn pod_targets(
     name: &str,
     endpoints: &[(&PortView, &BackendView)],

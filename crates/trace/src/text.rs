@@ -1,4 +1,4 @@
-//! Formats a trace for people.
+//! Formats a trace as text.
 
 use std::fmt::{self, Display};
 

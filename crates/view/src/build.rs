@@ -1,4 +1,4 @@
-//! Builds the views from the agent's state. The agent's loop hands out shared snapshots, and the
+//! Builds the views from the agent's state. The agent's loop provides shared snapshots, and the
 //! views are built outside the loop, so that ten thousand Services do not delay it.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use proxy_core::model::{
 };
 use proxy_datapath::{Counts, FamilyCounts, FlowCount};
 
-/// The paths of a host in mode `host` to backends.
+/// The paths to backends in host mode.
 const DIRECT: &str = "direct";
 const NODE_PORT: &str = "node port";
 const TUNNEL: &str = "tunnel";
@@ -34,7 +34,6 @@ pub fn views(snapshot: &Snapshot, counts: &Counts) -> Vec<ServiceView> {
         .collect()
 }
 
-/// Returns the view of a Service of the snapshot.
 pub fn view(snapshot: &Snapshot, counts: &Counts, service: &ServiceSnapshot) -> ServiceView {
     Views { snapshot, counts }.view(service)
 }
@@ -242,8 +241,8 @@ impl<A: Addr> FamilyView<'_, A> {
                     .and_then(|_| self.way(key, at, endpoint));
                 let ejected = port.ejected.binary_search(&at).is_ok();
                 BackendView {
-                    // Behind a node port or the tunnel, the cluster set holds that address instead
-                    // of the backend's.
+                    // Behind a node port or the tunnel, the cluster set holds that port's address
+                    // instead of the backend's.
                     in_cluster_set: holds(port.backends(Set::CLUSTER), at)
                         || matches!(way, Some(NODE_PORT | TUNNEL)),
                     in_local_set: holds(port.backends(Set::LOCAL), at),
@@ -276,7 +275,7 @@ impl<A: Addr> FamilyView<'_, A> {
         }
     }
 
-    /// Adds a pod that serves a local redirect, or marks it among the Service's endpoints.
+    /// Adds a pod that serves a local redirect, or marks the pod among the Service's endpoints.
     fn add_redirected(
         &self,
         backends: &mut Vec<BackendView>,
@@ -324,7 +323,7 @@ impl<A: Addr> FamilyView<'_, A> {
         });
     }
 
-    /// Returns the path of a host in mode `host` to an endpoint; `None` if the endpoint takes no
+    /// Returns the path of a host in host mode to an endpoint; `None` if the endpoint takes no
     /// connections.
     fn way(
         &self,
@@ -394,7 +393,7 @@ impl<A: Addr> FamilyView<'_, A> {
         }
     }
 
-    /// Returns the view of a frontend; `None` for the row that stands for a whole address.
+    /// Returns the view of a frontend; `None` for the row of a whole address.
     fn frontend(
         &self,
         key: &FrontendKey<A>,

@@ -58,7 +58,7 @@ impl Client {
         Ok(services)
     }
 
-    /// Returns true until the agent has its first lists; false if the agent does not answer.
+    /// Returns true while the agent waits for its first lists; false if the agent does not answer.
     pub async fn waits(&self) -> bool {
         self.status().await.is_ok_and(|status| !status.complete)
     }

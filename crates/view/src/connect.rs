@@ -12,12 +12,12 @@ pub struct ConnectView {
     pub connects: u64,
     /// The sum of seconds from the client's first SYN to the backend's SYN with ACK.
     pub connect_secs: f64,
-    /// The median of the connect times, in seconds; `None` without connections.
+    /// The median of the connect times, in seconds; `None` if `connects` is 0.
     pub connect_p50: Option<f64>,
-    /// The 99th percentile, in seconds.
+    /// The 99th percentile of the connect times, in seconds.
     pub connect_p99: Option<f64>,
     /// The number of connections that the backend refused by a RST, or left unanswered until the
-    /// agent forgot them.
+    /// agent's sweep removed them.
     pub failed: u64,
     /// The part of `failed` that the backend refused. For UDP: datagrams of unanswered flows that
     /// the backend refused by an ICMP "port unreachable".
@@ -28,8 +28,8 @@ pub struct ConnectView {
     pub unanswered: u64,
     /// The number of SYNs that clients retransmitted before an answer.
     pub retransmitted: u64,
-    /// The answered connections by connect time. The first bucket ends at 66 µs, and each further
-    /// bucket at twice that of its predecessor. Empty buckets at the end are left out.
+    /// The answered connections by connect time. The first bucket ends at 66 µs, each further
+    /// bucket at twice the end of its predecessor. Empty buckets at the end are omitted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<u64>,
 }
@@ -51,7 +51,8 @@ impl From<&Connects> for ConnectView {
 }
 
 impl ConnectView {
-    /// Returns the counts since `before`. A count that fell after a restart of the agent is 0.
+    /// Returns the counts since `before`. A count that decreased, because the agent restarted, is
+    /// 0.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let old = |bucket: usize| before.buckets.get(bucket).copied().unwrap_or(0);
@@ -73,7 +74,7 @@ impl ConnectView {
         .with_quantiles()
     }
 
-    /// Returns the sum.
+    /// Returns the sum of both.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         let bucket = |of: &Self, at: usize| of.buckets.get(at).copied().unwrap_or(0);
@@ -112,7 +113,7 @@ fn without_empty_end(mut buckets: Vec<u64>) -> Vec<u64> {
     buckets
 }
 
-/// Converts the maps' time units to seconds.
+/// Converts the maps' time units (`UNIT_NANOS`) to seconds.
 #[expect(clippy::cast_precision_loss, reason = "no more precise than a clock")]
 pub fn secs(units: u64) -> f64 {
     units as f64 * UNIT_NANOS as f64 / 1e9
@@ -123,8 +124,8 @@ pub fn bucket_bounds() -> impl Iterator<Item = f64> {
     (0..).map_while(bound_units).map(secs)
 }
 
-/// Returns the quantile `part` of the connect times in seconds, with times spread evenly within a
-/// bucket. In the last bucket it is the last bound.
+/// Returns the quantile `part` (0 to 1) of the connect times in seconds, with times spread evenly
+/// within a bucket; in the last bucket, its lower bound.
 pub fn quantile(connects: &Connects, part: f64) -> Option<f64> {
     quantile_of(&connects.buckets, part)
 }

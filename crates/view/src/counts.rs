@@ -1,4 +1,4 @@
-//! Prints the packet counts and the fate of the packets.
+//! Prints the packet counts and the verdicts on the packets.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use proxy_common::counter::{Event, Reason, Verdict};
 
 use crate::output::{Form, cell, yellow};
 
-/// Lists the counts since the agent started, with the `explain`ed reasons. Passed packets are left
-/// out: most of the node's traffic has nothing to do with Services.
+/// Lists the counts since the agent started; `explain` returns a reason's text. Only wide output
+/// has passed packets, which are mostly not for Services.
 pub fn packets(
     events: &BTreeMap<String, u64>,
     reasons: &BTreeMap<String, u64>,
@@ -57,7 +57,8 @@ pub fn packets(
     )
 }
 
-/// Returns the fate of the packet or flow of an event, and the cause if the event's name lacks it.
+/// Returns the verdict on the packet or flow of an event, and the cause if the event's name has
+/// none.
 const fn fate_of_event(event: Event) -> (&'static str, &'static str) {
     match event {
         Event::FlowOpened

@@ -1,5 +1,4 @@
-//! The view of an agent's Events and problems. The form is stable: fields may be added, and no
-//! field is renamed or removed.
+//! The view of an agent's Events and problems. The form is stable.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -13,7 +12,7 @@ use crate::object_name::ServiceName;
 pub struct EventView {
     pub first_seen: Timestamp,
     pub last_seen: Timestamp,
-    /// The number of times it was reported.
+    /// The number of times the Event was reported.
     pub count: u64,
     /// The type: `Normal` or `Warning`.
     pub r#type: String,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{NameView, Names};
 use proxy_datapath::ListedFlow;
 
-/// A flow. The form is stable: fields may be added, and no field is renamed or removed.
+/// A flow. The form is stable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowView {
@@ -20,12 +20,12 @@ pub struct FlowView {
     pub backend: SocketAddr,
     /// The client's address as the backend sees it.
     pub source: SocketAddr,
-    /// True if the node's address replaced the client's.
+    /// True if the node's address replaced the client's address.
     pub masqueraded: bool,
     /// True if a socket of this node opened the flow.
     pub from_node: bool,
-    /// `new`, `answered` (by the backend; the client is silent since), `established`, `halfClosed`,
-    /// `closed` or `reset`.
+    /// `new`, `answered` (by the backend; the client has been silent since), `established`,
+    /// `halfClosed`, `closed` or `reset`.
     pub state: String,
     /// The seconds since the client's last packet.
     pub idle_secs: u32,

@@ -81,7 +81,6 @@ impl FlowArgs {
         (!self.state.is_empty()).then(|| self.state.join(","))
     }
 
-    /// Returns true if the flow is in a selected state.
     pub fn has_state(&self, flow: &FlowView) -> bool {
         self.state.is_empty() || self.state.contains(&flow.state)
     }
@@ -103,7 +102,6 @@ impl FlowArgs {
 /// The state `halfClosed` and its kebab-case alias.
 const HALF_CLOSED: [&str; 2] = ["halfClosed", "half-closed"];
 
-/// Returns the parser of a state's name.
 fn states() -> impl TypedValueParser<Value = String> {
     let [name, alias] = HALF_CLOSED;
     let values = STATES.map(|state| {
@@ -121,7 +119,6 @@ fn states() -> impl TypedValueParser<Value = String> {
     )
 }
 
-/// Returns the cell of a flow's state.
 pub fn state_cell(flow: &FlowView) -> Cell {
     match flow.state.as_str() {
         "established" => green("established"),

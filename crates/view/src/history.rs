@@ -1,7 +1,7 @@
 //! The history: the kept points, and the form of `/history`, which holds the last minutes of the
 //! busiest Services.
 //!
-//! The form is stable: fields may be added, and no field is renamed or removed.
+//! The form is stable.
 
 mod chosen;
 mod kept;
@@ -26,9 +26,8 @@ pub struct HistoryView {
     pub step_secs: u64,
     /// The time of the last point; `None` before the first point.
     pub end: Option<Timestamp>,
-    /// The number of points.
     pub points: usize,
-    /// The maximum number of Services with a series: the busiest ones are kept.
+    /// The maximum number of Services with a series; the busiest Services have one.
     pub limit: usize,
     /// The number of Services without a series that had traffic in the last step.
     pub left_out: usize,
@@ -53,7 +52,7 @@ pub struct ServiceSeriesView {
 pub struct SeriesView {
     /// The flows opened per second.
     pub opened: Vec<Option<f64>>,
-    /// The packets of both directions per second. The bytes follow.
+    /// The packets of both directions per second; `bytes` likewise.
     pub packets: Vec<Option<f64>>,
     pub bytes: Vec<Option<f64>>,
     /// The packets per second that would have opened a flow and were dropped.
@@ -65,10 +64,10 @@ pub struct SeriesView {
     pub flows: Vec<Option<f64>>,
     /// The TCP connections per second that a backend answered.
     pub connects: Vec<Option<f64>>,
-    /// The median connect time of the step in seconds, from the first SYN to its answer; `None`
-    /// without connections.
+    /// The median connect time of the step in seconds, from the first SYN to its answer; `None` if
+    /// no connection was answered.
     pub connect_p50: Vec<Option<f64>>,
-    /// The 99th percentile of the connect times.
+    /// The 99th percentile of the connect times, in seconds.
     pub connect_p99: Vec<Option<f64>>,
     /// The TCP connections per second that the backend refused or left unanswered.
     pub failed: Vec<Option<f64>>,

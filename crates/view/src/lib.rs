@@ -1,5 +1,6 @@
-//! The stable forms of an agent's answers, and the code that every client of an agent shares. The
-//! agent's own state is in proxy-agent.
+//! The stable forms of an agent's answers, and the code that every client of an agent shares.
+//! Fields of a form may be added, and no field is renamed or removed. The agent's own state is in
+//! proxy-agent.
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -41,8 +42,8 @@ pub use sums::{PortSums, port_sums};
 /// The default run directory, with the socket that answers `kpx status`.
 pub const RUN_DIR: &str = "/run/kpx";
 
-/// The default address of the name server in host mode: a loopback address, unreachable for
-/// strangers, on which no other program listens by default.
+/// The default address of the name server in host mode: a loopback address, unreachable for other
+/// machines, on which no other process listens by default.
 pub const DNS_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 153)), 53);
 
 /// Returns the path of the agent's socket in its run directory.

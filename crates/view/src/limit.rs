@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Counts the events of the current second, and drops those above the limit.
+/// Counts the lines of the current second, and drops lines above the limit.
 #[derive(Debug)]
 pub struct Limit {
     per_second: u32,
@@ -14,7 +14,6 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Returns a limit of `per_second` events.
     pub fn new(per_second: u32) -> Self {
         Self {
             per_second,

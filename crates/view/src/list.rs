@@ -36,13 +36,12 @@ pub struct WatchArgs {
     watch: bool,
 }
 
-/// An object in a list.
 pub trait Listed: Serialize {
     /// True if the removal of an object is printed.
     const TELLS_GONE: bool = true;
     /// The columns whose change alone is not printed.
     const NO_NEWS: &'static [&'static str] = CLOCKS;
-    /// The columns that shrink or go on a narrow terminal.
+    /// The columns that shrink or are omitted on a narrow terminal.
     const NARROW: Narrow<'static> = Narrow {
         optional: &[],
         sentence: None,
@@ -50,8 +49,8 @@ pub trait Listed: Serialize {
 
     fn header(wide: bool) -> Vec<&'static str>;
     fn cells(&self, wide: bool) -> Vec<Cell>;
-    /// Returns the last column's cell: the path to the backend in host mode. The column is left out
-    /// if no object has one.
+    /// Returns the last column's cell: the path to the backend in host mode. The column is omitted
+    /// if no object has a path.
     fn way(&self) -> Option<Cell> {
         None
     }
@@ -65,8 +64,8 @@ pub trait Listed: Serialize {
     fn name(&self) -> String;
 }
 
-/// Prints the objects that `read` returns, and their changes with `--watch`. `read` gets true for
-/// the first call. `nothing` is the message for an empty list.
+/// Prints the objects that `read` returns, and their changes with `--watch`. The first call of
+/// `read` gets true. `nothing` is the message for an empty list.
 pub async fn show<T: Listed>(
     client: &Client,
     kind: Kind,
@@ -93,8 +92,8 @@ pub async fn follow<T: Listed>(
     go_on(items, None, kind, Some(period), read).await
 }
 
-/// Prints the first objects and, with a period, their changes. Without a period, `nothing` is the
-/// message for an empty list.
+/// Prints the objects, and their changes after each `period`. `nothing` is the message for an empty
+/// list.
 async fn go_on<T: Listed>(
     items: Vec<T>,
     nothing: Option<&str>,
@@ -156,7 +155,7 @@ fn names<T: Listed>(items: &[T]) -> String {
     names.concat()
 }
 
-/// The last read: the cells of each key, without clocks.
+/// The last read: the cells by key, without [`CLOCKS`].
 #[derive(Debug, Default)]
 struct Seen(BTreeMap<String, (String, Vec<Cell>)>);
 

@@ -119,7 +119,7 @@ pub fn full_name(service: &ServiceView) -> String {
     format!("{}/{}", service.namespace, service.name)
 }
 
-/// Returns a question with the most similar `NAMESPACE/NAME`; empty without a similar name.
+/// Returns a question with the most similar `NAMESPACE/NAME`; empty if no name is similar.
 pub fn suggestion(wanted: &ObjectName, all: impl Iterator<Item = String>) -> String {
     let similarity = |full: &str| {
         let (namespace, name) = full.split_once('/').unwrap_or_default();

@@ -90,10 +90,10 @@ pub struct Form {
     pub one_line: bool,
 }
 
-/// The columns that shrink or go on a narrow terminal. All other columns keep their width.
+/// The columns that shrink or are omitted on a narrow terminal. All other columns keep their width.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Narrow<'a> {
-    /// The columns that may be left out, least important first.
+    /// The columns that may be omitted, least important first.
     pub optional: &'a [&'a str],
     /// The column of sentences, which wrap.
     pub sentence: Option<&'a str>,
@@ -109,13 +109,13 @@ impl OutputArgs {
         }
     }
 
-    /// Prints the data, or the text that `text` makes of it.
+    /// Prints the data, or the text that `text` returns.
     pub fn print<T: Serialize>(&self, data: &T, text: impl FnOnce(Form) -> String) -> Result<()> {
         self.print_list(data, "nothing found", text)
     }
 
-    /// Prints the data, or the text that `text` makes of it. Prints `nothing` to standard error if
-    /// the text is empty.
+    /// Prints the data, or the text that `text` returns. Prints `nothing` to standard error if the
+    /// text is empty.
     pub fn print_list<T: Serialize>(
         &self,
         data: &T,
@@ -210,7 +210,7 @@ impl Form {
         }
     }
 
-    /// Formats rows in aligned columns; empty without rows.
+    /// Formats rows in aligned columns; empty if there are no rows.
     pub fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<Cell>>) -> String {
         self.narrowed(header, Narrow::default(), rows)
     }
@@ -306,7 +306,8 @@ impl Form {
     }
 }
 
-/// Returns true if all rows have the same cell in this column.
+/// Returns true if all rows have the same cell in this column. A single row counts only if its cell
+/// is empty.
 fn uniform(rows: &[Vec<Cell>], column: usize) -> bool {
     let mut cells = rows
         .iter()
@@ -315,8 +316,8 @@ fn uniform(rows: &[Vec<Cell>], column: usize) -> bool {
     (rows.len() > 1 || first == NONE) && cells.all(|cell| cell == first)
 }
 
-/// Returns the columns that are shown: all mandatory columns, and as many optional columns as fit.
-/// Important columns come first, uniform columns last.
+/// Returns the columns that are shown: all mandatory columns, and as many optional columns as fit,
+/// important columns first and uniform columns last.
 fn shown(
     widths: &[u16],
     optional: &[usize],
@@ -352,8 +353,8 @@ fn shown(
     shown
 }
 
-/// Aligns cells of one line each. Returns `None` if a character may be wide. comfy-table takes many
-/// times as long, which shows from ten thousand rows on.
+/// Aligns cells of one line each. Returns `None` if a character may be wide. comfy-table is many
+/// times slower, noticeably from ten thousand rows on.
 fn plain(header: Option<&[&str]>, rows: &[Vec<Cell>]) -> Option<String> {
     if rows.is_empty() {
         return Some(String::new());
@@ -563,7 +564,7 @@ mod tests {
             all,
             "a row that is one line is left to the terminal"
         );
-        // The zone is the same in all rows, so it goes before the less important node.
+        // The zone is the same in all rows, so it is omitted before the less important node.
         let without_zone = [
             "NAME    NODE   ADDRESS            NOTE",
             "web-1   n1     10.244.1.10:8080   the backend answers no SYN",
@@ -571,7 +572,7 @@ mod tests {
             "web-2   n2     10.244.1.10:8080   well",
         ];
         assert_eq!(at(60, false).lines().collect::<Vec<_>>(), without_zone);
-        // No other column goes; the terminal wraps the lines.
+        // No other column is omitted; the terminal wraps the lines.
         let least = at(20, false);
         assert!(
             least.starts_with("NAME    ADDRESS            NOTE\nweb-1   10.244.1.10:8080   the"),

@@ -14,7 +14,6 @@ pub struct Reading {
 /// Rates per second. `flows` is the current number of flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// The opened flows.
     pub opened: f64,
     /// The packets of both directions.
     pub packets: f64,
@@ -31,9 +30,9 @@ pub struct Rates {
 pub struct ConnectRates {
     /// The answered connections per second.
     pub per_sec: f64,
-    /// The median connect time in seconds; `None` without connections.
+    /// The median connect time in seconds; `None` if no connection was answered.
     pub p50: Option<f64>,
-    /// The 99th percentile of the connect times.
+    /// The 99th percentile of the connect times, in seconds.
     pub p99: Option<f64>,
     /// The connections per second that a backend refused.
     pub refused: f64,
@@ -78,7 +77,7 @@ impl Rates {
         }
     }
 
-    /// Returns the rates without those of connections.
+    /// Returns the rates, except those of connections.
     pub fn of_counts(change: &PortCounts, secs: f64) -> Self {
         let both = |sent: u64, returned: u64| per_second(sent.saturating_add(returned), secs);
         Self {

@@ -8,7 +8,7 @@ use crate::status::{
     CutOffPortStatus, CutOffStatus, ProblemStatus, UnheardStatus, UnreachableStatus,
 };
 
-/// Returns the API server's URL and, if a watch fails, since when and why.
+/// Returns the API server's URL and, if a watch fails, the beginning and cause.
 pub fn api_server(url: &str, unheard: Option<&UnheardStatus>, problems: &[ProblemStatus]) -> Cell {
     let Some(UnheardStatus { since, .. }) = unheard else {
         return cell(url);
@@ -30,8 +30,8 @@ pub fn api_server(url: &str, unheard: Option<&UnheardStatus>, problems: &[Proble
 /// of Services are out of reach.
 const FEW: usize = 5;
 
-/// Lists what a host in mode `host` does not reach: whole Services, then ports or families of other
-/// Services. Wide output lists each backend.
+/// Lists what a host in host mode does not reach: whole Services, then ports or address families of
+/// other Services. Wide output lists each backend.
 pub fn out_of_reach(
     services: &[CutOffStatus],
     ports: &[CutOffPortStatus],

@@ -3,10 +3,10 @@
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use proxy_common::counter::Reason;
 
-/// The names in the previous release, each with today's.
+/// The names in the previous release, each with its current name.
 const OLD_NAMES: [(&str, Reason); 1] = [("forged", Reason::Spoofed)];
 
-/// Parses the name of a [`Reason`]. A name of the previous release becomes today's.
+/// Parses the name of a [`Reason`], and replaces a name of the previous release.
 pub fn reason_parser() -> impl TypedValueParser<Value = String> {
     let values = Reason::ALL.map(|reason| {
         let old = OLD_NAMES.into_iter().filter(|(_, new)| *new == reason);

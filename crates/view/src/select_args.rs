@@ -27,7 +27,7 @@ pub struct NamespaceArgs {
 }
 
 impl NamespaceArgs {
-    /// Returns the words for a list without objects.
+    /// Returns the message for an empty list.
     pub fn nothing(&self, objects: &str) -> String {
         nothing(objects, self.namespace.as_deref())
     }
@@ -52,13 +52,13 @@ pub struct SelectArgs {
 }
 
 impl SelectArgs {
-    /// Returns the words for a list without objects.
+    /// Returns the message for an empty list.
     pub fn nothing(&self, objects: &str) -> String {
         self.within.nothing(objects)
     }
 
-    /// Reads the agent's Services and returns the selected ones. The first call fails if a Service
-    /// is named that is missing, or if the agent still waits for its first lists.
+    /// Reads the agent's Services and returns the selected Services. The first call fails if the
+    /// named Service is missing, or if the agent still waits for its first lists.
     pub async fn read(&self, client: &Client, is_first: bool) -> Result<Vec<ServiceView>> {
         let services = match &self.service {
             Some(_) if is_first => client.services_to_name().await?,
@@ -84,7 +84,7 @@ impl SelectArgs {
     }
 }
 
-/// Returns the Services that the selector matches. With `must_tell`, reports on standard error the
+/// Returns the Services that the selector matches. With `must_tell`, prints to standard error the
 /// number of Services with more labels than kpx keeps.
 pub fn labelled(
     mut services: Vec<ServiceView>,

@@ -1,5 +1,5 @@
 //! Services and their backends for users: `kpx services`, `kpx backends`, the web page, `--output
-//! json`. The form is stable: fields may be added, and no field is renamed or removed.
+//! json`. The form is stable.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,11 +18,10 @@ pub struct ServiceView {
     /// The type: `ClusterIP`, `NodePort` or `LoadBalancer`.
     pub r#type: String,
     pub created: Option<Timestamp>,
-    /// The labels. A Service with more than 4 KiB of labels keeps the first ones in the order of
-    /// their keys.
+    /// The labels; beyond 4 KiB, only the first in the order of their keys.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// True if labels are missing.
+    /// True if labels were dropped.
     #[serde(default)]
     pub labels_cut: bool,
     pub cluster_ips: Vec<IpAddr>,
@@ -36,7 +35,7 @@ pub struct ServiceView {
     /// The policy: `Cluster` or `Local`.
     pub internal_traffic_policy: String,
     pub external_traffic_policy: String,
-    /// The timeout of `sessionAffinity: ClientIP`.
+    /// The timeout of `sessionAffinity: ClientIP` in seconds.
     pub affinity_secs: Option<u32>,
     pub health_check_node_port: Option<u16>,
     /// The algorithm in the spelling of `--lb-algorithm`.
@@ -105,11 +104,11 @@ pub struct BackendView {
     pub in_redirect_set: bool,
     /// The number of flows in the table: the rows of `kpx flows`.
     pub flows: u64,
-    /// The flows that are neither closed by both sides nor reset.
+    /// The number of flows that are neither closed by both sides nor reset.
     #[serde(default)]
     pub open_flows: u64,
-    /// The TCP connections since the first connection to the backend. After an idle hour they count
-    /// only for the port.
+    /// The TCP connections since the first connection to the backend. After an idle hour only the
+    /// port counts them.
     #[serde(default)]
     pub connect: ConnectView,
     /// True if the backend has recently been unresponsive to this node.
@@ -121,13 +120,13 @@ pub struct BackendView {
     /// The name of `ejected` in the previous release.
     #[serde(default)]
     pub set_aside: bool,
-    /// The path of a host in mode `host` to the backend: `direct`, `node port`, `tunnel` or
-    /// `unreachable`. `None` on a node, and for a backend without traffic.
+    /// The path to the backend in host mode: `direct`, `node port`, `tunnel` or `unreachable`.
+    /// `None` on a node, and for a backend without traffic.
     #[serde(default)]
     pub way: Option<String>,
 }
 
-/// The default for answers of older agents, which lack weights.
+/// The default for answers of older agents, which have no weights.
 const fn default_weight() -> u16 {
     1
 }
@@ -147,7 +146,7 @@ impl ServiceView {
 }
 
 impl BackendView {
-    /// Returns true if the backend is ejected. An agent of the previous release has the old name.
+    /// Returns true if the backend is ejected. An agent of the previous release sets `set_aside`.
     pub const fn is_ejected(&self) -> bool {
         self.ejected || self.set_aside
     }
@@ -169,7 +168,7 @@ pub struct PortCounts {
     pub flows_opened: u64,
     /// The number of flows in the table: the rows of `kpx flows`.
     pub flows: u64,
-    /// The flows that are neither closed by both sides nor reset.
+    /// The number of flows that are neither closed by both sides nor reset.
     #[serde(default)]
     pub open_flows: u64,
     /// The packets towards backends.
@@ -189,7 +188,7 @@ pub struct PortCounts {
 }
 
 impl PortCounts {
-    /// Returns the counts since `before`. The numbers of flows are the current ones.
+    /// Returns the counts since `before`. The numbers of flows are current.
     #[must_use]
     pub const fn since(&self, before: &Self) -> Self {
         Self {
@@ -208,7 +207,8 @@ impl PortCounts {
         }
     }
 
-    /// Adds the counts of another port, and saturates: another node may report any number.
+    /// Adds the counts of another port. The sums saturate, because another node may report any
+    /// number.
     pub const fn add(&mut self, other: &Self) {
         *self = Self {
             flows_opened: self.flows_opened.saturating_add(other.flows_opened),

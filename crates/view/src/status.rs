@@ -1,5 +1,4 @@
-//! The status that `kpx status` shows. The form is stable: fields may be added, and no field is
-//! renamed or removed.
+//! The status that `kpx status` shows. The form is stable.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,9 +14,7 @@ use proxy_metrics::MapFill;
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     pub version: String,
-    /// The time when the agent started.
     pub started: Timestamp,
-    /// The mode: `node` or `host`.
     pub mode: String,
     pub node_name: String,
     pub node_addresses: Vec<IpAddr>,
@@ -30,7 +27,7 @@ pub struct Status {
     pub healthy: bool,
     /// True if every watch has delivered its first list.
     pub complete: bool,
-    /// The changes that the agent misses while the API server is down or refuses a watch. `healthy`
+    /// The watches that bring no changes, because the API server is down or refuses them. `healthy`
     /// stays true: the node is not at fault.
     #[serde(default)]
     pub unheard: Option<UnheardStatus>,
@@ -43,14 +40,14 @@ pub struct Status {
     pub problems: Vec<ProblemStatus>,
     /// The objects, or parts of objects, that are not served.
     pub skipped: Vec<String>,
-    /// The backends that are left out because this host cannot reach them.
+    /// The backends that are omitted because this host cannot reach them.
     #[serde(default)]
     pub unreachable: Vec<UnreachableStatus>,
-    /// The Services whose backends are all out of this host's reach.
+    /// The Services whose backends are all unreachable from this host.
     #[serde(default)]
     pub cut_off: Vec<CutOffStatus>,
-    /// The ports whose backends of a family are all out of this host's reach, while other parts of
-    /// the Service are reachable.
+    /// The ports whose backends of an address family are all unreachable from this host, while
+    /// other parts of the Service are reachable.
     #[serde(default)]
     pub cut_off_ports: Vec<CutOffPortStatus>,
     /// The backends that have recently been unresponsive to this node.
@@ -60,7 +57,7 @@ pub struct Status {
     #[serde(default)]
     pub notices: Vec<String>,
     pub devices: Vec<DeviceStatus>,
-    /// The name server for this machine's programs; `None` if it is off.
+    /// The name server for local processes; `None` if it is off.
     #[serde(default)]
     pub names: Option<NamesStatus>,
     /// The tunnel to pods through the API server; `None` if it is off.
@@ -69,11 +66,11 @@ pub struct Status {
     /// The state of socket load balancing; `None` if it is off.
     #[serde(default)]
     pub sockets: Option<SocketsStatus>,
-    /// The pods of this node and the path of their sockets; `None` if no pods are selected.
+    /// The pods of this node by the path of their sockets; `None` if no pods are selected.
     #[serde(default)]
     pub pods: Option<PodsStatus>,
-    /// The place that keeps programs and maps in the kernel while no agent runs: `pins`, `filters`
-    /// or `nothing`. `unknown` means pins in a BPF file system that may end with the agent's
+    /// What keeps programs and maps in the kernel while no agent runs: `pins`, `filters` or
+    /// `nothing`. `unknown` means pins in a BPF file system that may disappear with the agent's
     /// container.
     #[serde(default)]
     pub kept_by: String,
@@ -93,7 +90,7 @@ pub struct Status {
     pub programs: BTreeMap<String, LoadedProgram>,
 }
 
-/// The changes that the agent misses.
+/// The objects whose changes the agent misses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnheardStatus {
@@ -119,7 +116,7 @@ pub struct SilentStatus {
     pub is_aside: bool,
 }
 
-/// The operator's options, in the spelling of the flags.
+/// The operator's options, with the values of the flags.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OptionsStatus {
@@ -130,7 +127,7 @@ pub struct OptionsStatus {
     pub local_pods: String,
     /// The addresses of node ports: `all`, `primary`, or networks.
     pub node_port_addresses: String,
-    /// The loopback addresses on which node ports are served to programs of this host.
+    /// The loopback addresses at which local processes can reach node ports.
     #[serde(default)]
     pub localhost_node_ports: Vec<IpAddr>,
     pub cluster_ip_external: bool,
@@ -144,13 +141,13 @@ pub struct OptionsStatus {
     /// `host`, `all`, `auto: …`.
     #[serde(default)]
     pub socket_lb: String,
-    /// The routes to pods that count in addition to this host's own: `off`, `default` or `nodes`.
-    /// `None` on a node.
+    /// The routes to pods that are used in addition to this host's own: `off`, `default` or
+    /// `nodes`. `None` on a node.
     #[serde(default)]
     pub pod_routes: Option<String>,
 }
 
-/// The name server for programs of this machine.
+/// The name server for local processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamesStatus {
@@ -159,7 +156,7 @@ pub struct NamesStatus {
     pub address: Option<SocketAddr>,
     /// True if systemd-resolved forwards the cluster domain to that address.
     pub asked_by_resolved: bool,
-    /// The obstacle for the name server or for systemd-resolved.
+    /// The reason why the name server or systemd-resolved does not serve.
     pub why_not: Option<String>,
 }
 
@@ -167,15 +164,15 @@ pub struct NamesStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TunnelStatus {
-    /// The listening sockets, for this machine's programs alone.
+    /// The listening sockets, for local processes alone.
     pub addresses: Vec<SocketAddr>,
     /// The number of streams that are open.
     pub streams: usize,
     /// The number of opened streams. The number of failed connections follows.
     pub opened: u64,
     pub failed: u64,
-    /// The last failure. A later success for the same Service clears it. A failure without Service
-    /// is cleared by any success, or once all addresses listen.
+    /// The last failure. A later success for the same Service clears it. Any success clears a
+    /// failure without a Service, and so does listening on all addresses.
     pub failure: Option<TunnelFailure>,
 }
 
@@ -197,7 +194,7 @@ pub struct PodsStatus {
     pub by_sockets: usize,
     /// The old name of `by_sockets`, for one release.
     pub led: usize,
-    /// The obstacle for selecting or finding pods.
+    /// The reason why pods cannot be selected or found.
     pub why_none: Option<String>,
     pub pods: Vec<PodStatus>,
 }
@@ -213,7 +210,7 @@ pub struct PodStatus {
     pub path: String,
     /// The old form of `path`, for one release: `led` in place of `sockets`.
     pub way: String,
-    /// The reason in a word or two, to group pods; empty without a reason.
+    /// The reason in a word or two, to group pods; empty if there is none.
     pub group: String,
     /// The reason for a path other than `sockets`.
     pub why: Option<String>,

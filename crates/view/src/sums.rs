@@ -1,4 +1,4 @@
-//! The traffic of each Service port over both families: cheaper than a full view.
+//! The traffic of each Service port over both address families: cheaper than a full view.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ pub fn port_sums(snapshot: &Snapshot, counts: &Counts) -> Vec<PortSums> {
     sums.collect()
 }
 
-/// Keyed by port and protocol.
+/// The sums by port and protocol number.
 type Ports = BTreeMap<(u16, u8), (PortCounts, Connects)>;
 
 fn add<A: Addr>(model: &FamilyModel<A>, counts: &FamilyCounts<A>, ports: &mut Ports) {

@@ -1,4 +1,4 @@
-//! Judges what remains of kube-proxy, and lists the steps from kube-proxy to kpx.
+//! Evaluates what remains of kube-proxy, and lists the steps from kube-proxy to kpx.
 
 use proxy_view::output::list;
 
@@ -58,8 +58,8 @@ pub(super) fn kube_proxy_rules(facts: &Facts) -> Finding {
         )
     });
     let found = list(tables.chain(chains));
-    // The chain cluster-ips-check drops the node's packets to ClusterIPs that the stale table
-    // lacks.
+    // The chain cluster-ips-check drops the node's packets to ClusterIPs that are missing in the
+    // stale table.
     let refuses = facts.kpx_runs && facts.kube_proxies.is_empty() && !rules.tables.is_empty();
     let refuses = if refuses {
         "; it drops packets of the node to Services that are newer than these rules"

@@ -1,4 +1,4 @@
-//! Judges the network of this host: forwarding, conntrack, the CNI, MTUs, and the policies that
+//! Evaluates the network of this host: forwarding, conntrack, the CNI, MTUs, and the policies that
 //! packets bypass on the fast path.
 
 use proxy_net::role::TELL_PODS;
@@ -120,7 +120,7 @@ pub(super) fn mtu(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges the devices that kpx may mistake for a router's.
+/// Checks for pods' devices that kpx may classify as a router's.
 pub(super) fn pods(facts: &Facts) -> Finding {
     const WHAT: &str = "pods";
     match facts.no_pods.as_slice() {
@@ -141,7 +141,7 @@ pub(super) fn pods(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges the IPsec policies: packets that the programs redirect to a device bypass them.
+/// Checks the IPsec policies: packets that the programs redirect to a device bypass the policies.
 pub(super) fn ipsec(facts: &Facts) -> Finding {
     const WHAT: &str = "IPsec";
     if let Some(why) = &facts.ipsec_unknown {
@@ -161,7 +161,7 @@ pub(super) fn ipsec(facts: &Facts) -> Finding {
     }
 }
 
-/// Judges foreign routing rules, which the programs' FIB look-ups obey only in part.
+/// Checks foreign routing rules, which the programs' FIB look-ups obey only in part.
 pub(super) fn routing_rules(facts: &Facts) -> Finding {
     const WHAT: &str = "routing rules";
     if !facts.early_rules.is_empty() {
@@ -197,7 +197,7 @@ pub(super) fn routing_rules(facts: &Facts) -> Finding {
     )
 }
 
-/// Judges other users of the operator's ClusterIP ranges. The cluster's own ranges are available
+/// Checks for other uses of the operator's ClusterIP ranges. The cluster's own ranges are available
 /// only from a running kpx.
 pub(super) fn service_ranges(facts: &Facts) -> Option<Finding> {
     const WHAT: &str = "ranges of ClusterIPs";
@@ -220,7 +220,7 @@ pub(super) fn service_ranges(facts: &Facts) -> Option<Finding> {
     Some(warn(WHAT, found, fix))
 }
 
-/// Judges foreign chains that drop by default. kube-proxy's iptables mode accepts its masqueraded
+/// Checks foreign chains that drop by default. kube-proxy's iptables mode accepts its masqueraded
 /// packets there, and kpx adds no such rule.
 pub(super) fn forwarding(facts: &Facts) -> Finding {
     const WHAT: &str = "forwarding";
@@ -266,7 +266,7 @@ pub(super) fn forwarding(facts: &Facts) -> Finding {
     )
 }
 
-/// Judges the chains that drop packets to the host, such as a load balancer's probes of a
+/// Checks the chains that drop packets to the host, such as a load balancer's probes of a
 /// `healthCheckNodePort`.
 pub(super) fn probes(facts: &Facts) -> Finding {
     const WHAT: &str = "health check ports";
@@ -284,12 +284,13 @@ fn value(facts: &Facts, key: &str) -> Option<u64> {
     facts.sysctls.get(key)?.parse().ok()
 }
 
-/// Describes the effect of a dropping chain on load balancers. A rule of the chain may accept them.
+/// Describes the effect of a dropping chain on load balancers. A rule of the chain may accept their
+/// probes.
 pub fn unheard_probes(chain: &str) -> String {
     format!("load balancers may not reach healthCheckNodePorts: {chain}")
 }
 
-/// Describes the IPsec policies that the host's packets to Services bypass; `None` without
+/// Describes the IPsec policies that the host's packets to Services bypass; `None` if there are no
 /// policies.
 pub fn past_ipsec(policies: &[Policy]) -> Option<String> {
     let first = policies.first()?;

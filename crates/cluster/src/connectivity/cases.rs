@@ -9,8 +9,8 @@ use crate::probe::{Outcome, Protocol, Reply, Target};
 
 /// The bytes of a long message: many packets in each direction.
 const LONG: usize = 64 << 10;
-/// The number of connections that shows whether all backends answer. By chance, one of two backends
-/// stays out in one of 2^23 runs.
+/// The number of connections that shows whether all backends answer. With two backends, chance
+/// leaves one of them unused in one of 2^23 runs.
 const MANY: usize = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,7 +72,7 @@ const SECOND: &[&str] = &["server-2"];
 const BOTH: &[&str] = &["server-1", "server-2"];
 const GUARDED: &[&str] = &["guarded-1"];
 
-/// The dials of a run, and the cases without dials.
+/// The dials of a run, and the cases that are skipped.
 #[derive(Default)]
 pub(super) struct Plan {
     pub(super) dials: Vec<Dial>,
@@ -206,7 +206,7 @@ impl Plan {
         self.long_messages(stage, from, client);
     }
 
-    /// Adds the dials with more than a packet of data.
+    /// Adds the dials with a message of many packets.
     fn long_messages(&mut self, stage: &Stage, from: From, client: usize) {
         let servers = [("server-1", "first", FIRST), ("server-2", "second", SECOND)];
         for (server, service, expect) in servers {
@@ -218,7 +218,7 @@ impl Plan {
                     cluster_ips(stage, service, PORT),
                 ),
             ] {
-                // Long datagrams are left out: they would test fragmentation.
+                // Long datagrams are omitted: they would test fragmentation.
                 let tcp = to
                     .into_iter()
                     .filter(|target| target.protocol == Protocol::Tcp);
@@ -356,7 +356,7 @@ impl Plan {
 }
 
 impl Expect {
-    /// Compares the replies with the expected replies. The error is the difference.
+    /// Compares the replies with the expected replies. The error describes the difference.
     pub(super) fn judge(self, replies: &[Reply]) -> Result<(), String> {
         let answers = |reply: &Reply, servers: &[&str]| {
             reply.outcome == Outcome::Answered

@@ -1,4 +1,4 @@
-//! The test's namespace. A run removes only the namespace that it made.
+//! The test's namespace. A run removes only the namespace that it created.
 
 use std::fs::File;
 use std::io::Read;
@@ -50,7 +50,7 @@ impl Stage<'_> {
         answer.map(drop)
     }
 
-    /// Removes this run's namespace, or keeps it with `keep`. Leaves any other namespace.
+    /// Removes this run's namespace, or keeps it with `keep`. All other namespaces stay.
     pub(super) async fn close(&self, keep: bool) -> Result<()> {
         let name = &self.namespace;
         let uid = match &self.made {
@@ -88,7 +88,7 @@ impl Stage<'_> {
     }
 
     /// Removes the namespaces of earlier runs. Reports and keeps a namespace whose run may still be
-    /// active, or whose end is unknown.
+    /// active, or whose end time is unknown.
     pub(super) async fn remove_leftovers(&self) -> Result<()> {
         let ours = ListParams::default().labels(&format!("{}={}", LABEL.0, LABEL.1));
         let listed = self

@@ -10,21 +10,21 @@ use serde_json::{Value, json};
 
 /// The label of the test's namespaces.
 pub(super) const LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", "kpx-connectivity-test");
-/// The time after which the run no longer needs its namespace.
+/// The annotation for the time after which the run no longer needs its namespace.
 pub(super) const ENDS_BY: &str = "kpx.dev/ends-by";
-/// The random word of the run that created the namespace.
+/// The annotation with the random word of the run that created the namespace.
 pub(super) const RUN: &str = "kpx.dev/run";
 const ROLE: &str = "kpx.dev/test-role";
 const SERVER: &str = "kpx.dev/test-server";
 pub(super) const SERVED: u16 = 18_480;
-/// The port of the guarded server that the NetworkPolicy closes.
+/// The guarded server's port that the NetworkPolicy closes.
 pub(super) const CLOSED: u16 = 18_481;
 pub(super) const PORT: u16 = 80;
 /// The Service port whose target port the policy closes.
 pub(super) const CLOSED_PORT: u16 = 81;
 /// A port that no Service of the test has.
 pub(super) const NO_PORT: u16 = 82;
-/// The user id of the containers, which need no privilege.
+/// The user id of the containers. They need no privilege.
 const NOBODY: u32 = 65_534;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +65,8 @@ pub(super) struct TestPod {
     pub(super) ips: Vec<IpAddr>,
 }
 
-/// Returns the pods for these nodes: two servers and a guarded server on the first two nodes,
-/// clients on all.
+/// Returns the pods for these nodes: two servers and a guarded server on the first two nodes, and
+/// clients on all nodes.
 pub(super) fn pods_for(nodes: &[String]) -> Vec<TestPod> {
     let pod = |role: Role, number: usize, node: &str| TestPod {
         name: format!("{}-{number}", role.name()),
@@ -173,7 +173,7 @@ pub(super) fn services() -> Result<Vec<Service>> {
     services.into_iter().collect()
 }
 
-/// Returns the Service with external addresses of the operator.
+/// Returns the Service with the operator's external addresses.
 pub(super) fn external_ip(addresses: &[IpAddr]) -> Result<Service> {
     service(
         "external-ip",
@@ -182,8 +182,8 @@ pub(super) fn external_ip(addresses: &[IpAddr]) -> Result<Service> {
     )
 }
 
-/// Returns a Service of type LoadBalancer. Its class has no controller, so the test itself writes
-/// its address.
+/// Returns a Service of type LoadBalancer. Its class has no controller, so the test writes its
+/// address.
 pub(super) fn load_balancer() -> Result<Service> {
     let class = json!({"type": "LoadBalancer", "loadBalancerClass": "kpx.dev/connectivity-test"});
     service("load-balancer", &json!({ROLE: "server"}), class)

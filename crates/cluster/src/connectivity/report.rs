@@ -14,11 +14,10 @@ use super::stage::Stage;
 
 /// The maximum number of failures that a row shows.
 const SHOWN: usize = 3;
-/// The maximum number of failed rows with kpx's decision: each decision loads a copy of the
-/// programs.
+/// The maximum number of requests for kpx's decision: each loads a copy of the programs.
 const ASKED: usize = 8;
 
-/// A case that was not tested.
+/// A case that was skipped.
 #[derive(Clone, Debug)]
 pub(super) struct LeftOut {
     pub(super) case: &'static str,
@@ -47,10 +46,10 @@ struct Row {
     from: &'static str,
     /// `passed`, `failed` or `leftOut`.
     result: &'static str,
-    /// The number of dialled destinations; `right` counts those with the expected replies.
+    /// The number of dialled destinations; `right` counts destinations with the expected replies.
     dials: usize,
     right: usize,
-    /// The reason why the case or a part of it was left out.
+    /// The reason why the case or a part of it was skipped.
     why: Option<String>,
     failures: Vec<Failure>,
     #[serde(skip)]
@@ -174,8 +173,8 @@ impl Report {
 }
 
 impl Plan {
-    /// Leaves out the denied cases if the cluster does not enforce policies: the pods are reachable
-    /// without a Service too.
+    /// Skips the denied cases if the cluster does not enforce policies, which shows if the pods are
+    /// reachable without a Service.
     fn leave_out_unenforced(&mut self, results: &mut Vec<(Dial, Judged)>) {
         let Some((dial, Err(got))) = results
             .iter()
@@ -197,7 +196,7 @@ impl Plan {
         }
     }
 
-    /// Leaves out the failures from outside at addresses that this process does not reach at all.
+    /// Skips the failures from outside at addresses that this process does not reach at all.
     async fn leave_out_unreached(&mut self, results: &mut Vec<(Dial, Judged)>) {
         let failed = results
             .iter()

@@ -15,11 +15,10 @@ use crate::exec::{self, Answer};
 use crate::pods::NodePod;
 use crate::probe::{Outcome, Protocol, Reply, Target, dial_all};
 
-/// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Time limit for an answer that must not come.
+/// Time limit for an answer that should not arrive.
 const SILENCE: Duration = Duration::from_secs(1);
-/// The maximum number of destinations per command: they must fit into a URL.
+/// The maximum number of destinations per command: its arguments must fit into a URL.
 const PER_COMMAND: usize = 50;
 /// Time limit for a command, which dials its destinations in parallel, each up to 24 times.
 const COMMAND: Duration = Duration::from_secs(90);
@@ -28,10 +27,11 @@ const LONGEST: u64 = 4 << 20;
 /// The port of kpx's `/healthz`, which shows whether this process reaches a node.
 const HEALTH: u16 = 10_256;
 
-/// The result of a dial; the error is the difference to the expected replies.
+/// The result of a dial. The error describes the difference to the expected replies.
 pub(super) type Judged = Result<(), String>;
 
-/// Dials until all dials pass or `settle` is over, and then each once more. The last round counts.
+/// Repeats failed dials until all pass or `settle` is over, then dials all once more. The last
+/// round counts.
 pub(super) async fn run(stage: &Stage<'_>, dials: &[Dial], settle: Duration) -> Vec<Judged> {
     let until = Instant::now() + settle;
     let mut open: Vec<usize> = (0..dials.len()).collect();
@@ -134,7 +134,7 @@ async fn dial_in(
     Ok(replies)
 }
 
-/// Returns the addresses from which this process gets neither an answer nor a refusal.
+/// Returns the addresses that neither answer this process nor refuse its connections.
 pub(super) async fn unreached(dials: &[Dial]) -> Vec<IpAddr> {
     let outside = dials
         .iter()
@@ -160,7 +160,7 @@ pub(super) async fn unreached(dials: &[Dial]) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Returns the decision of kpx on the client's node for such a packet.
+/// Returns kpx's decision for such a packet on the client's node.
 pub(super) async fn decision(stage: &Stage<'_>, dial: &Dial) -> Option<String> {
     let pod = &stage.pods[dial.client?];
     let to = dial.target.ip()?;

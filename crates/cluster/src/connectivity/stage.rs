@@ -32,7 +32,7 @@ pub(super) struct Stage<'a> {
     pub(super) client: Client,
     pub(super) connect: &'a ConnectArgs,
     pub(super) namespace: String,
-    /// A random word that only this run's namespace carries.
+    /// The random word in the annotation of this run's namespace.
     pub(super) run: String,
     pub(super) made: Made,
     /// The pods of kpx on the test's nodes.
@@ -40,7 +40,7 @@ pub(super) struct Stage<'a> {
     pub(super) pods: Vec<TestPod>,
     pub(super) nodes: BTreeMap<String, Vec<IpAddr>>,
     pub(super) services: BTreeMap<String, Service>,
-    /// The reason for a test without NetworkPolicy.
+    /// The error if the NetworkPolicy could not be created.
     pub(super) no_policy: Option<String>,
     /// True if the cluster has a Service for DNS.
     pub(super) has_dns: bool,
@@ -160,8 +160,8 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Creates a pod. Retries until the namespace's ServiceAccount exists: the API server refuses
-    /// pods before.
+    /// Creates a pod. Retries until the namespace's ServiceAccount exists: until then, the API
+    /// server refuses pods.
     async fn make_pod(&self, pod: &Pod) -> Result<()> {
         let pods: Api<Pod> = self.api();
         let name = pod.metadata.name.as_deref().unwrap_or_default();

@@ -40,7 +40,6 @@ pub(crate) struct Reply {
     pub(crate) server: Option<String>,
     /// The client's address as the server sees it.
     pub(crate) seen: Option<IpAddr>,
-    /// The text of an error.
     pub(crate) error: String,
 }
 

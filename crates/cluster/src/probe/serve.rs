@@ -104,7 +104,7 @@ pub(super) async fn respond(socket: UdpSocket, name: Arc<str>) {
             continue;
         };
         // Otherwise a datagram spoofed from a server's address would make two servers answer each
-        // other for ever.
+        // other forever.
         if !buffer[..length].starts_with(&[QUESTION]) {
             continue;
         }

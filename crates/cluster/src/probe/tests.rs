@@ -65,7 +65,7 @@ async fn server_answers_a_question_and_no_answer_of_a_server() {
         .await
         .unwrap()
         .unwrap();
-    // The server reads the datagrams in order, so the next answer would belong to the first.
+    // The server reads datagrams in order, so the next answer would belong to the first datagram.
     client.send(&answer[..length]).await.unwrap();
     client.send(&[]).await.unwrap();
     client.send(&[QUESTION; 400]).await.unwrap();

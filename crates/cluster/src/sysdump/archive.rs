@@ -53,11 +53,11 @@ impl Archive {
         Ok(())
     }
 
-    /// Adds the parts of a node's archive below a folder. Adds none of them if any part is not a
-    /// complete file with a plain name.
+    /// Adds the parts of a node's archive below a folder; adds no part unless all parts are
+    /// complete files with plain names.
     pub(super) fn add_all(&mut self, folder: &str, archive: &[u8]) -> Result<()> {
         // The archive is unpacked twice, to check and to copy, and never held in memory: a few
-        // bytes may unpack to very many.
+        // bytes may unpack to a great size.
         let mut parts = 0;
         each_part(archive, |name, mut part| {
             let read = io::copy(&mut part, &mut io::sink())
@@ -81,13 +81,13 @@ impl Archive {
         Ok(())
     }
 
-    /// Adds a line to the list. Escaping keeps a node from injecting lines.
+    /// Adds a line to CONTENTS. Escaping keeps a node from injecting lines.
     fn list(&mut self, name: &str, size: impl Display, from: &str) {
         let from = escaped(from.trim_end()).replace('\n', " ");
         let _ = writeln!(self.contents, "{name:<40} {size:>12}  {from}");
     }
 
-    /// Adds the list, ends the archive, and returns the names of missing parts.
+    /// Adds CONTENTS, ends the archive, and returns the names of missing parts.
     pub(super) fn finish(mut self) -> Result<Vec<String>> {
         let contents = std::mem::take(&mut self.contents);
         self.put(CONTENTS, contents.len() as u64, contents.as_bytes())?;

@@ -54,7 +54,7 @@ const TOOLS: [(&str, &str); 12] = [
     ("filters.txt", "tc -statistics filter show dev kpx0 egress"),
 ];
 
-/// The kernel's version. Its command line is left out, because it may hold credentials.
+/// The kernel's version. The kernel's command line is omitted, because it may contain credentials.
 const KERNEL: [&str; 2] = ["/proc/version", "/proc/sys/kernel/osrelease"];
 
 /// The prefixes of the kernel's configuration options that matter to kpx.
@@ -73,8 +73,8 @@ const CONFIG: [&str; 12] = [
     "CONFIG_VXLAN",
 ];
 
-/// Adds all parts. Fails only if the archive cannot be written. Returns the reason if no agent
-/// answers.
+/// Adds all parts. Fails only if the archive cannot be written. Returns the reason if the agent
+/// does not answer.
 pub(super) async fn gather(
     archive: &mut Archive,
     run_dir: &Path,
@@ -145,8 +145,8 @@ pub(super) async fn gather(
     Ok(no_agent)
 }
 
-/// Returns the output of a program. A failing exit status belongs to the output: `kpx status` fails
-/// on an unhealthy node.
+/// Returns the output of a program. A failing exit status is not an error: `kpx status` fails on an
+/// unhealthy node.
 async fn run(program: &str, arguments: &[&str]) -> Result<Vec<u8>> {
     let mut command = Command::new(program);
     command

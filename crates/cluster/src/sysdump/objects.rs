@@ -92,7 +92,7 @@ pub(super) async fn gather(
     Ok(())
 }
 
-/// Lists objects, without the values that must not leave the cluster.
+/// Lists objects, and removes the values that must not leave the cluster.
 async fn list<K>(connect: &ConnectArgs, api: &Api<K>, params: &ListParams) -> Result<Vec<Value>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Serialize,
@@ -104,7 +104,7 @@ where
         .items
     {
         object.managed_fields_mut().clear();
-        // kubectl's last-applied annotation holds the whole object.
+        // kubectl's last-applied annotation contains the whole object.
         object
             .annotations_mut()
             .remove("kubectl.kubernetes.io/last-applied-configuration");
@@ -150,7 +150,7 @@ fn of_nodes(nodes: Vec<Value>, cluster: &Cluster) -> Vec<Value> {
     nodes.into_iter().filter(is_asked).collect()
 }
 
-/// Returns the Events that kpx sent, and those about its pods and its DaemonSet.
+/// Returns the Events that kpx sent, and the Events about its pods and its DaemonSet.
 fn about(events: Vec<Value>, cluster: &Cluster, connect: &ConnectArgs) -> Vec<Value> {
     let pods: BTreeSet<_> = cluster.nodes.iter().map(|at| at.pod.as_str()).collect();
     let is_ours = |event: &Value| {

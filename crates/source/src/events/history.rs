@@ -9,11 +9,11 @@ use super::{Event, Regarding};
 
 /// The number of Events about one object that may be sent at once.
 const BURST: f64 = 25.0;
-/// The time after which one more may be sent.
+/// The time after which one more Event may be sent.
 const REFILL: Duration = Duration::from_secs(300);
-/// The time after which a repeated Event becomes a new one.
+/// The time after its last repetition when an Event is created anew.
 const SERIES: Duration = Duration::from_secs(360);
-/// The most remembered Events and objects.
+/// The maximum number of remembered Events and objects.
 const CAPACITY: usize = 4_096;
 
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(crate) struct History {
     series: BTreeMap<Event, Series>,
 }
 
-/// The next request for an Event.
+/// The request that an Event requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Create the Event under this name.
@@ -46,7 +46,7 @@ struct Series {
 }
 
 impl History {
-    /// Records an Event at the present time. `name` creates the name of a new API object.
+    /// Records an Event at the time `now`. `name` creates the name of a new API object.
     pub(crate) fn enter(
         &mut self,
         event: &Event,
@@ -78,7 +78,7 @@ impl History {
         Step::Count(name, count)
     }
 
-    /// Forgets an Event without an API object; the next equal Event creates a new object.
+    /// Forgets an Event whose API object is gone; the next equal Event creates a new object.
     pub(crate) fn forget(&mut self, event: &Event) {
         self.series.remove(event);
     }

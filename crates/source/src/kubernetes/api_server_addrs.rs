@@ -52,13 +52,13 @@ impl ApiServerAddrs {
                     self.known
                         .extend(found.map(|at| SocketAddr::new(at.ip().to_canonical(), at.port())));
                 }
-                // Then the server is unreachable too, and the watches report that.
+                // The watches report the unreachable server.
                 Ok(Err(error)) => debug!(%error, host, "the API server's name does not resolve"),
                 Err(_) => debug!(host, "the API server's name did not resolve in time"),
             }
         }
         if self.known.len() > before {
-            // The watches notice a missing receiver.
+            // The watches detect a closed channel.
             let _sent = inputs.send(Input::ApiServer(self.known.clone())).await;
         }
     }

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use kube::Config;
 use nix::unistd::geteuid;
 
-/// Returns the advice to name the kubeconfig of the user who called `sudo`; empty without `sudo`.
-/// A static binary can look up names only in the file.
+/// Returns the advice to name the kubeconfig of the user who called `sudo`; empty if nobody did. A
+/// static binary finds users only in `/etc/passwd`.
 pub(super) fn advice() -> String {
     let caller = env::var("SUDO_USER").ok().filter(|name| name != "root");
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -28,8 +28,8 @@ fn home_of<'a>(users: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// A credential plugin with a home directory of another user. kpx drops the capability that would
-/// let the plugin write there.
+/// A credential plugin whose home directory belongs to another user. kpx drops the capability that
+/// would let the plugin write there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignHome {
     plugin: String,

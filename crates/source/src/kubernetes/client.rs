@@ -26,17 +26,17 @@ use crate::requests::Requests;
 
 /// The time for name resolution, TCP and TLS. TLS may take long when all nodes return at once.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time until a dead connection is noticed after the server or the network silently vanished.
-/// TCP keepalive finds an idle connection, the user timeout unacknowledged data. The kernel's
-/// defaults are two hours and fifteen minutes. (client-go's HTTP/2 pings take 45 s.)
+/// The time until a dead connection is detected after the server or the network vanished silently.
+/// TCP keepalive covers an idle connection, the TCP user timeout unacknowledged data (kernel
+/// defaults: two hours and fifteen minutes). client-go's HTTP/2 pings take 45 s.
 const DEAD_AFTER: Duration = Duration::from_secs(20);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// The time after which a silent watch is replaced although its host, or a load balancer, still
-/// acknowledges. API servers send a bookmark every minute.
+/// The time without data after which a watch is replaced although its host, or a load balancer,
+/// still acknowledges. API servers send a bookmark every minute.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// The most bytes of an error body that are read: kpx needs its code and a line of text.
+/// The maximum size of an error body in bytes: kpx needs its code and a line of text.
 const LONGEST_REFUSAL: usize = 1 << 20;
 
 pub(super) struct Connection {
@@ -92,7 +92,7 @@ impl Options {
         )
     }
 
-    /// Returns the configuration, with the operator's server instead of its own.
+    /// Returns the configuration, with the operator's URL in place of the configured URL.
     pub(super) async fn directed(&self) -> Result<Config> {
         let mut config = self.config().await?;
         if let Some(master) = &self.master {
@@ -177,8 +177,8 @@ impl Options {
     }
 }
 
-/// Creates a client that notices dead connections. With a proxy it is kube's own client, which
-/// relies on [`READ_TIMEOUT`] alone.
+/// Creates a client that detects dead connections. With a proxy or plugin it is kube's own client,
+/// which relies on [`READ_TIMEOUT`] alone.
 fn connected(config: Config) -> Result<Client> {
     let runs_plugin = config.auth_info.exec.is_some();
     if config.proxy_url.is_some() || runs_plugin {

@@ -10,7 +10,7 @@ use super::client::without_credentials;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cluster {
     url: http::Uri,
-    /// The certificates in DER; empty if the machine's own authorities count.
+    /// The certificates in DER; empty to trust the system's authorities.
     authorities: BTreeSet<Vec<u8>>,
 }
 
@@ -22,7 +22,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the difference to another configuration, if it may lead to another cluster. A
+    /// Returns the difference to another configuration, if that may select another cluster. A
     /// cluster that rotates its authority first publishes the old and the new certificate together.
     pub(super) fn change(&self, new: &Self) -> Option<Change> {
         if self.url != new.url {

@@ -1,4 +1,5 @@
-//! Selects the context of a kubeconfig. The error for a missing context names the existing ones.
+//! Selects the context of a kubeconfig. The error for a missing context names the existing
+//! contexts.
 
 use std::path::Path;
 
@@ -7,9 +8,9 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 
 use super::errors::{Fault, SourceError};
 
-/// The most contexts that an error names.
+/// The maximum number of contexts that an error names.
 const NAMED: usize = 12;
-/// The least similarity of a suggested name, between 0 and 1.
+/// The minimum similarity of a suggested name, between 0 and 1.
 const SIMILAR: f64 = 0.6;
 
 /// Creates the configuration of this context, or of the kubeconfig's current context.
@@ -48,7 +49,7 @@ pub async fn configured(
         })
 }
 
-/// Reads this kubeconfig, or `kubectl`'s files.
+/// Reads the kubeconfig at `path`; `None`: `kubectl`'s files.
 pub fn kubeconfig(path: Option<&Path>) -> Result<Kubeconfig, SourceError> {
     let fault = if path.is_some() {
         Fault::Kubeconfig
@@ -72,7 +73,7 @@ pub fn kubeconfig(path: Option<&Path>) -> Result<Kubeconfig, SourceError> {
     })
 }
 
-/// Names the existing contexts, and the one most similar to `wanted`.
+/// Lists the existing contexts, with the context most similar to `wanted`.
 fn instead(wanted: &str, names: &[String]) -> String {
     if names.is_empty() {
         return ", the only context".to_owned();

@@ -15,7 +15,7 @@ const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The time between two checks while the source has a problem.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The files with their content when the client was created; None for a missing file.
+/// The files with their content when the client was created; `None` for a missing file.
 pub(super) struct Files(BTreeMap<PathBuf, Option<Vec<u8>>>);
 
 impl Options {
@@ -67,7 +67,7 @@ impl Files {
         )
     }
 
-    /// Ends when the source has a problem and the files have changed.
+    /// Returns when the source has a problem and the files have changed.
     pub(super) async fn changed(&self, health: &Health) {
         let mut problems = health.subscribe();
         loop {

@@ -18,7 +18,6 @@ pub enum Fault {
     Context,
     /// The kubeconfig's credential plugin has failed.
     Plugin,
-    /// The server refuses the credentials.
     Credentials,
     /// The client does not trust the server's certificate.
     Certificate,
@@ -67,7 +66,7 @@ impl From<&kube::Error> for SourceError {
             (None, _) if auth_error(error).is_some() || is_of_kubeconfig(error) => {
                 Fault::Kubeconfig
             }
-            // This alert of the server concerns the client's certificate.
+            // In this TLS alert, the server refuses the client's certificate.
             (None, text) if text.contains("fatal alert") && text.contains("certificate") => {
                 Fault::Credentials
             }

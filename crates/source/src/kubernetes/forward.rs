@@ -12,10 +12,10 @@ use super::Options;
 use super::errors::SourceError;
 use super::forward_stream::PodStream;
 
-/// The longest wait for the API server and the pod's kubelet to open a stream.
+/// The maximum wait for the API server and the pod's kubelet to open a stream.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Opens streams with the credentials of a source. After each refusal, credentials are read again.
+/// Opens streams with the credentials of a source. Reads the credentials again after a refusal.
 pub struct Forwarder {
     options: Options,
     client: Mutex<Option<Client>>,
@@ -29,8 +29,7 @@ impl Forwarder {
         }
     }
 
-    /// Opens a stream to a port of a pod. A port without a listener is refused later, in the
-    /// stream.
+    /// Opens a stream to a port of a pod. If nothing listens there, the stream reports that later.
     pub async fn open(&self, namespace: &str, pod: &str, port: u16) -> Result<PodStream> {
         timeout(OPEN_TIMEOUT, self.try_open(namespace, pod, port))
             .await
@@ -39,7 +38,7 @@ impl Forwarder {
 
     async fn try_open(&self, namespace: &str, pod: &str, port: u16) -> Result<PodStream> {
         for part in [namespace, pod] {
-            // Names come from objects and become part of a path.
+            // Names come from objects and become part of the URL's path.
             if part.is_empty()
                 || !part
                     .bytes()

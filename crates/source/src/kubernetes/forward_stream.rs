@@ -2,7 +2,8 @@
 //! `pods/portforward`, over WebSocket.
 //!
 //! Each message begins with its channel: 0 for data, 1 for the kubelet's error. The first message
-//! of a channel has the port's number. The protocol has no half-close: a stream ends as a whole.
+//! of a channel carries the port's number. The protocol has no half-close: a stream ends as a
+//! whole.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -23,14 +24,14 @@ use tokio_tungstenite::tungstenite::Message;
 
 const DATA: u8 = 0;
 const ERROR: u8 = 1;
-/// The most bytes in a message to the pod.
+/// The maximum size of a message to the pod in bytes.
 const PIECE: usize = 32 * 1024;
 /// The time without data to the pod before a ping. Load balancers drop idle connections, many after
 /// a minute.
 const PING: Duration = Duration::from_secs(30);
-/// The longest wait for the server to accept the end of a stream.
+/// The maximum wait until the server accepts the end of a stream.
 const GOODBYE: Duration = Duration::from_secs(1);
-/// The longest stored error text.
+/// The maximum size of an error text in bytes.
 const TEXT: usize = 1024;
 
 /// An open stream to a port of a pod.
@@ -46,10 +47,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> PodStream<S> {
     }
 
     /// Relays until the pod or the client ends the connection. `Ok` is an orderly end of the pod's
-    /// direction, after which the client's socket is closed for writing. Each direction waits for
-    /// its receiver.
+    /// direction, after which the client's socket is closed for writing. A slow receiver blocks
+    /// only its own direction.
     ///
-    /// The protocol cannot pass on the client's FIN. After the FIN the stream ends once `gone`
+    /// The protocol cannot forward the client's FIN. After a FIN, the stream ends once `gone`
     /// completes.
     pub async fn relay(
         self,
@@ -63,13 +64,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> PodStream<S> {
             ended = down(source, writer, self.port, closed, gone) => ended,
             Err(error) = up(&mut sink, reader, has_closed) => Err(error),
         };
-        // The server or the client may have gone.
+        // The server or the client may be gone.
         let _ = timeout(GOODBYE, sink.close()).await;
         ended
     }
 }
 
-/// Sends the client's data, and signals the client's FIN. Returns only with an error of the client.
+/// Sends the client's data, and signals the client's FIN. Returns only if reading from the client
+/// fails.
 async fn up<S: AsyncRead + AsyncWrite + Unpin>(
     sink: &mut SplitSink<WebSocketStream<S>, Message>,
     mut reader: impl AsyncRead + Unpin,
@@ -88,7 +90,7 @@ async fn up<S: AsyncRead + AsyncWrite + Unpin>(
             break;
         }
     }
-    // The other direction still has the pod's data, and how the pod ended it.
+    // `down` still delivers the pod's data, and reports how the pod closed the connection.
     let _ = has_closed.send(());
     pending().await
 }
@@ -155,7 +157,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// The kubelet's end, after it sent the port on both channels.
+    /// Returns a stream, and the kubelet's side after it sent the port on both channels.
     async fn pair() -> (PodStream<DuplexStream>, WebSocketStream<DuplexStream>) {
         let (ours, theirs) = duplex(1 << 16);
         let ours = WebSocketStream::from_raw_socket(ours, Role::Client, None).await;
@@ -256,7 +258,7 @@ mod tests {
         relay.abort();
     }
 
-    /// A client that does not read stops the pod, and not the other direction.
+    /// A client that does not read blocks the pod's direction only.
     #[tokio::test]
     async fn slow_client_holds_the_pod_back() {
         let (stream, mut kubelet) = pair().await;

@@ -17,9 +17,9 @@ use tokio::time::timeout;
 use super::Options;
 use super::errors::{Fault, SourceError};
 
-/// The longest wait for each answer.
+/// The timeout of each request.
 const ANSWER: Duration = Duration::from_secs(10);
-/// The objects that kpx reads in host mode: groups, resources, and paths of lists.
+/// The resources that kpx lists in host mode: group, name, path of the list.
 const LISTS: [(&str, &str, &str); 4] = [
     ("", "services", "/api/v1/services?limit=1"),
     (
@@ -45,18 +45,17 @@ pub struct Granted {
     pub refused: Vec<(String, String)>,
     /// The ranges of ClusterIPs, if the server lists them.
     pub service_cidrs: Vec<IpNet>,
-    /// The pods whose ports accept streams; None if not checked.
+    /// The pods whose ports accept streams; `None` if not checked.
     pub streams: Option<Streams>,
 }
 
 /// The pods to whose ports a client may open streams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Streams {
-    /// The pods of all namespaces.
     Everywhere,
     /// Only the pods in the namespace of the kubeconfig's context.
     In(String),
-    /// No pods of all namespaces or of the context's: these verbs are missing.
+    /// No pods: `lacks` are the missing verbs in the namespace of the kubeconfig's context.
     Nowhere {
         namespace: String,
         lacks: Vec<&'static str>,
@@ -88,8 +87,8 @@ impl fmt::Display for NotGranted {
 }
 
 impl Options {
-    /// Checks the rights to read objects in host mode, and `with_streams` the right to open streams
-    /// to ports of pods.
+    /// Checks the rights to read objects in host mode and, if `with_streams`, to open streams to
+    /// ports of pods.
     pub async fn granted(&self, with_streams: bool) -> Result<Granted, NotGranted> {
         let server = self.server().await?;
         let client = self.stream_client().await?;
@@ -109,7 +108,7 @@ impl Options {
                         verb: Some("watch".to_owned()),
                         ..ResourceAttributes::default()
                     };
-                    // A server that does not answer reviews may still grant it.
+                    // A server that cannot review access may still grant the watch.
                     if !allows(&client, asked).await.unwrap_or(true) {
                         granted.refused.push((
                             resource.to_owned(),
@@ -156,7 +155,7 @@ async fn streams(client: &Client) -> Result<Streams, SourceError> {
     })
 }
 
-/// Returns the verbs of pods/portforward that are missing in a namespace, or in all.
+/// Returns the missing verbs of pods/portforward in a namespace; in all namespaces for `None`.
 async fn lacks(client: &Client, namespace: Option<&str>) -> Result<Vec<&'static str>, SourceError> {
     let mut lacks = Vec::new();
     for verb in STREAM {

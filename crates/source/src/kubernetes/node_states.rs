@@ -1,9 +1,9 @@
 //! Looks up single nodes. A watch on all Nodes would bring each node's heartbeats to every node.
 //!
-//! A node looks up an endpoint's node only while it has open connections to that endpoint, which no
-//! longer serves, and only for Services with the annotation. The server answers from its cache. If
-//! a zone is lost, each such node looks up all its nodes at the pace of `--kube-api-qps`. A list
-//! would bring the whole cluster's Nodes, each with its images.
+//! kpx looks up an endpoint's node only for Services with the annotation, and only while this node
+//! has open connections to an endpoint that no longer serves. The server answers from its cache. If
+//! a zone is lost, each node looks up that zone's nodes at the pace of `--kube-api-qps`. A list
+//! would transfer all Nodes of the cluster, each with its list of images.
 
 use std::future::pending;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use super::errors::explain;
 use super::watch::event::ParsedObject;
 use crate::nodes::{AT_ONCE, NodeQuestions, NodeState, Question};
 
-/// The timeout of an answer. The last of [`AT_ONCE`] requests may also wait for the rate limit.
+/// The timeout of a look-up. The last of [`AT_ONCE`] look-ups may also wait for the rate limit.
 const ANSWER: Duration = Duration::from_secs(30);
 /// The random delay that spreads the requests of all nodes.
 const SPREAD_MILLIS: u64 = 500;
@@ -50,7 +50,7 @@ async fn state(client: &Client, node: &str) -> NodeState {
         Ok(Ok(ParsedObject {
             object: Err(why), ..
         })) => NodeState::Unknown(format!("Node {node}: {why}")),
-        // A proxy before the server has its own 404 pages.
+        // A proxy before the server may have its own 404 pages.
         Ok(Err(kube::Error::Api(status))) if status.code == 404 && status.reason == "NotFound" => {
             NodeState::Lost
         }

@@ -1,16 +1,15 @@
 //! Probes whether the API server answers, on behalf of all waiting watches.
 //!
-//! client-go only backs off, for up to 30 seconds, so kube-proxy's nodes may notice the end of an
-//! outage half a minute late. kpx backs off as well, and looks for the end of an outage with a
-//! cheap request: `GET /readyz`. The server's priority and fairness exempts it, and a starting
-//! server denies it. An outage costs up to four probes a second and node. Without a server each is
-//! a SYN packet (5,000 nodes: 13,000 packets a second, which is little). If a server answers there
-//! are at most two a second, or as many as Retry-After allows.
+//! client-go only backs off, for up to 30 seconds, so kube-proxy's nodes may detect the end of an
+//! outage half a minute late. kpx also sends a cheap request: `GET /readyz`. API Priority and
+//! Fairness exempts it, and a starting server refuses it. A node sends up to four probes a second.
+//! While no server answers, each probe is a SYN (5,000 nodes: 13,000 packets a second). A server
+//! that answers with errors gets at most two probes a second, or as many as Retry-After allows.
 //!
 //! When the server is back, each watch sends one request, spread over [`SPREAD`]. A server that has
-//! the watch's version grants a watch, which is cheap, and about a second later a comparison. A
-//! server under too much load refuses (429). From then on the back-off grows as client-go's does,
-//! and no probe shortens it.
+//! the watch's version grants the watch, which is cheap, and about a second later a comparison. An
+//! overloaded server refuses (429). From then on the back-off grows as client-go's does, and no
+//! probe shortens it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,15 +23,15 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::info;
 
-/// The range of the random time between probes.
+/// The range of the random time between probes, in seconds.
 const EVERY: [f32; 2] = [0.25, 0.5];
-/// The same range while a server answers with errors.
+/// The range while a server answers with errors, in seconds.
 const UNWELL: [f32; 2] = [0.5, 0.7];
-/// The timeout of a probe. The next probes do not wait for it, because they may succeed earlier.
+/// The timeout of a probe. Later probes start before it, because they may succeed earlier.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
-/// The time over which the waiting watches return.
+/// The time over which the waiting watches are spread.
 const SPREAD: Duration = Duration::from_millis(150);
-/// The longest Retry-After that is obeyed, in seconds.
+/// The maximum Retry-After that is obeyed, in seconds.
 const RETRY_AFTER: u64 = 30;
 
 /// The state of an outage, shared by the clones of one server.
@@ -59,8 +58,8 @@ impl Outage {
         }
     }
 
-    /// Waits for `pause`. If the failure `may_be` an outage, the wait ends with the outage, and
-    /// returns true. It always lasts as long as the server's Retry-After.
+    /// Waits for `pause`. If the failure `may_be` an outage, the wait ends with the outage, and the
+    /// result is true. Retry-After is always obeyed.
     pub(super) async fn wait(&self, pause: Duration, may_be: bool) -> bool {
         let mut end = self.end.subscribe();
         if may_be {
@@ -93,7 +92,7 @@ impl Outage {
     }
 
     /// Waits until the server answers. Returns false if no probe failed: then the request itself is
-    /// at fault, and no waiter returns early.
+    /// the cause, and no waiter returns early.
     async fn is_over(&self, client: &Client) -> bool {
         let mut probes = FuturesUnordered::new();
         let mut failed = false;
@@ -137,9 +136,9 @@ async fn answer(client: &Client) -> Answer {
         .body(Body::empty())
         .expect("a path is a URI");
     match client.send(request).await {
-        // A refusal shows that the server is there.
         Ok(response) if response.status() == StatusCode::TOO_MANY_REQUESTS => Answer::Unwell,
         Ok(response) if response.status().is_server_error() => Answer::Unwell,
+        // Even a denial shows that the server is back.
         Ok(_) => Answer::Well,
         Err(_) => Answer::None,
     }

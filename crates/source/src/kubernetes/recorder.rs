@@ -1,8 +1,8 @@
 //! Sends Events to the API server, as kube-proxy does: `events.k8s.io/v1`, reporting controller
 //! `kube-proxy`.
 //!
-//! kube's `Recorder` merges two problems of a Service with the same reason, has no limit per
-//! object, and loses its series with its client, which new credentials replace.
+//! kube's `Recorder` merges two problems of a Service that have the same reason, has no limit per
+//! object, and loses its series when new credentials replace its client.
 
 use std::time::Duration;
 
@@ -21,22 +21,25 @@ use crate::events::{Event, Queue, Regarding, Severity};
 
 const CONTROLLER: &str = "kube-proxy";
 const DEFAULT_NAMESPACE: &str = "default";
-/// The API server's limits in bytes for a note and for the reporting instance.
+/// The API server's limit on a note, in bytes.
 const NOTE: usize = 1024;
+/// The server's limit on the reporting instance, in bytes.
 const INSTANCE: usize = 128;
+/// The timeout of an attempt.
 const ANSWER: Duration = Duration::from_secs(10);
-/// The most attempts to reach a silent server, and the longest wait between them.
+/// The maximum number of attempts to send an Event to an unresponsive server.
 const TRIES: u32 = 12;
+/// The maximum wait between two attempts.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// Takes Events off the queue and sends them. Cancel-safe: it continues with another client, and no
-/// Event is lost or sent twice.
+/// Takes Events off the queue and sends them. Cancel-safe: the next run continues with another
+/// client, and no Event is lost or sent twice.
 pub(super) struct Recorder {
     instance: String,
     queue: Queue,
     history: History,
     current: Option<(Event, Step, Timestamp)>,
-    /// Set if the server refuses Events, which the log has reported.
+    /// Set after the log has reported that the server refuses Events.
     refused: bool,
 }
 
@@ -104,7 +107,7 @@ impl Recorder {
         self.current.insert((event, step, at)).clone()
     }
 
-    /// Sends an Event, and waits for a silent or busy server.
+    /// Sends an Event. Retries while the server is unresponsive or busy.
     async fn send(
         &self,
         client: &Client,
@@ -184,7 +187,7 @@ impl Recorder {
     }
 }
 
-/// Returns true if a retry may succeed. New credentials come with another client.
+/// Returns true if a retry may succeed; after a 401, with another client's credentials.
 fn is_passing(code: u16) -> bool {
     matches!(code, 401 | 429 | 500..)
 }

@@ -1,7 +1,7 @@
-//! Lists and watches one kind of object until the receiver is gone.
+//! Lists and watches one kind of object until the receiver is dropped.
 //!
 //! The module does the work of kube's `watcher`, with three additions for a proxy: a bad object
-//! costs only itself, the position outlives the client, and gaps between events are noticed.
+//! affects only itself, the position outlives the client, and missing events are detected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -49,11 +49,11 @@ pub(super) struct Watch<K> {
     dispensable: bool,
     optional: bool,
     backoff: Backoff,
-    /// The version up to which everything was sent. None: a new list is due.
+    /// The resource version up to which all changes were sent. `None`: a new list is due.
     position: Option<String>,
-    /// Set if the server has dropped the position.
+    /// Set if the server has dropped the position from its history.
     expired: bool,
-    /// Set after a list was sent, or its refusal.
+    /// Set after a list, or [`Update::Refused`], was sent.
     delivered: bool,
     /// The objects of the wrong shape, with the errors. Their last readable versions stay in use.
     unreadable: BTreeMap<ObjectName, String>,
@@ -70,9 +70,9 @@ pub(super) enum WatchExit {
 
 /// The time until a kind that the API server does not serve is requested again.
 const UNSERVED_RETRY: Duration = Duration::from_secs(300);
-/// The shortest life of a watch that counts as success.
+/// The minimum duration of a watch that counts as success.
 const SETTLED: Duration = Duration::from_secs(2);
-/// The age before which credentials are not read again, unless their files have changed.
+/// The age from which refused credentials are read again. Changed files are read at once.
 const CREDENTIALS_AGE: Duration = Duration::from_secs(60);
 
 impl<K> Watch<K> {
@@ -125,8 +125,8 @@ impl<K> Watch<K> {
         }
     }
 
-    /// Marks a kind that kpx can do without: the list is empty until the server serves and allows
-    /// it.
+    /// Marks a kind that kpx can do without: the list is empty until the server serves the kind and
+    /// permits it.
     pub(super) fn dispensable(self) -> Self {
         Self {
             dispensable: true,
@@ -134,7 +134,7 @@ impl<K> Watch<K> {
         }
     }
 
-    /// Marks a kind that an operator may withhold: a denial is not a problem either.
+    /// Marks a dispensable kind. A denial before its first list is no problem.
     pub(super) fn optional(self) -> Self {
         Self {
             dispensable: true,
@@ -148,8 +148,8 @@ impl<K> Watch<K>
 where
     K: Compact + Clone + Send + 'static,
 {
-    /// Runs until the end. Cancel-safe: a run continues with another client, and a list starts
-    /// over.
+    /// Runs until the receiver is gone or the credentials are refused. Cancel-safe: the next run
+    /// continues; an interrupted list starts over.
     pub(super) async fn run(
         &mut self,
         clients: &Clients,
@@ -178,7 +178,7 @@ where
                     }
                 },
             };
-            // A denial after a list is a fault: the listed objects stay in use, and grow old.
+            // A denial after a list is a fault: the listed objects stay in use, and become stale.
             let withheld = self.optional && self.position.is_none() && end.code() == Some(403);
             let unserved = self.dispensable && end.code() == Some(404) || withheld;
             let pause = match &end {
@@ -205,7 +205,7 @@ where
         }
     }
 
-    /// Sends a list when it is complete, or not at all.
+    /// Sends a list once it is complete.
     async fn list(
         &mut self,
         client: &Client,
@@ -437,8 +437,8 @@ where
         Ok(())
     }
 
-    /// Checks that versions of a kind grow (KEP-5504). Otherwise events are missing, or the
-    /// server's data are older than kpx's.
+    /// Checks that resource versions of a kind grow (KEP-5504). If one is smaller, events are
+    /// missing, or the server's data are older than kpx's.
     fn check_order(&mut self, version: &str) -> Result<(), WatchEnd> {
         match self
             .position
@@ -472,7 +472,7 @@ where
         .boxed()
     }
 
-    /// Returns the shortest life of an uninterrupted watch, with a margin for clock differences.
+    /// Returns the minimum duration of an uninterrupted watch, with a margin for clock differences.
     fn life(&self) -> Duration {
         Duration::from_secs(
             self.selection

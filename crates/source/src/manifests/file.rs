@@ -12,9 +12,9 @@ use crate::document::{Document, documents};
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) objects: Vec<LocatedObject>,
-    /// Earlier objects of a file with unreadable documents, which may still contain them.
+    /// Earlier objects of a file whose unreadable documents may still contain them.
     pub(super) kept: Vec<LocatedObject>,
-    /// The problems with their lines; without a line if the whole file is bad.
+    /// The problems with their lines; `None` for a problem of the whole file.
     pub(super) problems: Vec<(Option<u64>, String)>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct LocatedObject {
 /// A document, or an item of a List, with an error or a likely mistake.
 struct Fault {
     line: Option<u64>,
-    /// The object's key. `None`: it may be any object.
+    /// The object's key; `None` if the document may hold any object.
     key: Option<Key>,
     why: String,
 }
@@ -130,7 +130,7 @@ fn read(
                         });
                         unknown.map(|unknown| unknown.said("left out"))
                     }
-                    // The likely cause of the other error.
+                    // The unknown field is the likely cause.
                     (Err(_), Some(unknown)) => Some(unknown.said("strict decoding error")),
                     (Err(error), None) => Some(error),
                 };

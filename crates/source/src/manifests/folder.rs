@@ -30,15 +30,15 @@ type Id = (u64, u64);
 pub(super) struct Folder {
     path: PathBuf,
     woken: Arc<Notify>,
-    /// The folder under inotify; without a watcher if inotify failed.
+    /// The folder under inotify; its watcher is `None` if inotify failed.
     watched: Option<(Id, Option<SystemTime>, Option<RecommendedWatcher>)>,
-    /// Set if some file was a link in the last listing.
+    /// Set if a file of the last listing was a symbolic link.
     has_links: bool,
 }
 
 /// The quiet time before the folder is read, because editors write in several steps.
 const QUIET: Duration = Duration::from_millis(50);
-/// The time after which a constantly changing folder is read all the same.
+/// The time after which a constantly changing folder is read despite the changes.
 const MAX_WAIT: Duration = Duration::from_millis(400);
 /// The time between checks for changes that inotify misses: a new folder, and changes behind links.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -47,7 +47,7 @@ pub(super) struct Refused {
     pub(super) why: String,
 }
 
-/// The other kinds in the API versions of kpx's kinds: any further name is a typing error.
+/// The kinds that kpx does not read in its kinds' API versions: any further name is a typing error.
 const OTHER_KINDS: [(&str, &[&str]); 3] = [
     (
         "v1",
@@ -89,7 +89,7 @@ pub(super) fn kind(value: &Value) -> Result<Option<Kind>, Refused> {
         if kind.version() == version {
             return Ok(Some(kind));
         }
-        // Knative also has Services; but a Service of apps/v1 was meant to be a core Service.
+        // Knative also has Services; but the author of a Service of apps/v1 meant a core Service.
         let group = version.split_once('/').map_or("", |(group, _)| group);
         if group.contains('.') && !group.ends_with(".k8s.io") {
             return Ok(None);
@@ -251,7 +251,7 @@ fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str, Refused> {
 }
 
 impl Refused {
-    /// Returns the same refusal with its consequence.
+    /// Returns the refusal with its consequence before the reason.
     pub(super) fn said(self, what: &str) -> Self {
         Self {
             why: format!("{what}: {}", self.why),

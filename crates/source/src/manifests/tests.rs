@@ -24,7 +24,6 @@ spec:
   - port: 80
 ";
 
-/// Returns a Service with a name and a port.
 fn service(name: &str, port: u16) -> String {
     WEB.replace("web", name).replace("80", &port.to_string())
 }
@@ -247,7 +246,7 @@ async fn changes_are_sent_as_they_happen() {
     assert_eq!(running.next(1).await, ["put web 82"]);
     running.problems(BTreeMap::is_empty).await;
 
-    // A new Service comes after its backends, an old one goes before them.
+    // A new Service is sent after its backends, a deleted Service before them.
     write(
         &dir,
         "shop.yaml",
@@ -339,7 +338,6 @@ async fn the_source_ends_with_its_receiver_and_needs_a_folder() {
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Creates a folder with files, and returns its state.
 fn folder(files: &[(&str, &str)]) -> (TempDir, (Objects, BTreeMap<String, String>)) {
     let dir = TempDir::new().unwrap();
     for (name, text) in files {

@@ -17,7 +17,7 @@ type Verdict = Result<(), Refused>;
 
 const PROTOCOLS: &[&str] = &["TCP", "UDP", "SCTP"];
 const POLICIES: &[&str] = &["Cluster", "Local"];
-/// The default timeout in seconds.
+/// The default timeout of ClientIP affinity, in seconds.
 const DEFAULT_AFFINITY_TIMEOUT: i32 = 10_800;
 
 pub(super) fn name(name: &ObjectName) -> Verdict {
@@ -293,8 +293,8 @@ fn service_cidr(cidr: &ServiceCIDR) -> Verdict {
     Ok(())
 }
 
-/// Returns true for a valid endpoint address: not unspecified, loopback or link-local. Of multicast
-/// addresses an API server refuses only link-local ones.
+/// Returns true for a valid endpoint address: not unspecified, loopback or link-local. An API
+/// server refuses only link-local multicast addresses, and accepts the rest.
 fn is_endpoint(ip: IpAddr) -> bool {
     if ip.is_unspecified() || ip.is_loopback() {
         return false;

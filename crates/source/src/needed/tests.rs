@@ -87,8 +87,8 @@ fn needed_at(needed: Needed, place: &str) -> bool {
     needed.is_some()
 }
 
-/// Edits `object`, and `same` so that kpx must read the same from it without nulls and unknown
-/// fields.
+/// Edits `object`, and `same` without nulls and unknown fields. kpx must read equal objects from
+/// both.
 fn edit(object: &mut Value, same: &mut Value, edit: &Edit, needed: Needed) {
     // Only places in both objects are edited.
     let mut all = Vec::new();

@@ -3,8 +3,8 @@
 //!
 //! A Service has series for all its ports or for none, and the limit counts ports. A chosen Service
 //! keeps its series until it is deleted or outgrows the free ports, so series do not come and go
-//! with the load. The sum `other` counts the traffic of each Service for the time that it had no
-//! series, so it never decreases. It starts at 0 with the agent, like a counter of a new process.
+//! with the load. The sum `other` counts the traffic of each Service for the time without series,
+//! so it never decreases. It starts at 0 with the agent.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ const OTHER: &str = "other";
 
 #[derive(Debug, Default)]
 pub struct Chosen {
-    /// The maximum number of ports; 0 without series.
+    /// The maximum number of ports; 0 for no series.
     limit: usize,
     /// The chosen Services and their numbers of ports. The sum is at most `limit`.
     services: BTreeMap<ObjectName, usize>,
@@ -36,7 +36,7 @@ impl Chosen {
         }
     }
 
-    /// Takes the sample `now`. `before` is the previous sample.
+    /// Adds the sample `now`. `before` is the previous sample.
     pub fn take(&mut self, ports: Vec<PortSums>, before: Option<&Traffic>, now: &Traffic) {
         if self.limit == 0 {
             return;
@@ -44,8 +44,8 @@ impl Chosen {
         let number = self.choose(&ports, now);
         if number > self.services.len() {
             let others = self.others.get_or_insert_default();
-            // The first sample has traffic from before this agent, and lacks Services that are
-            // gone.
+            // The first sample includes traffic from before this agent, and has no Services that
+            // were deleted before.
             if let Some(before) = before {
                 for (name, sums) in now
                     .iter()
@@ -81,8 +81,8 @@ impl Chosen {
             left -= if fits { *held } else { 0 };
             fits
         });
-        // A Service that is chosen while idle keeps its first rate, because its series begin at 0.
-        // If not all Services fit, the busiest are chosen.
+        // The series of an idle Service begin at 0 and show its first traffic. If not all Services
+        // fit, only Services with traffic are chosen.
         let idle = numbers
             .keys()
             .copied()

@@ -23,7 +23,6 @@ pub(super) const SERVICES: usize = 256;
 #[derive(Debug, Default)]
 pub struct Traffic(BTreeMap<ObjectName, Sums>);
 
-/// The counters of all ports of a Service.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sums {
     pub counts: PortCounts,
@@ -51,7 +50,6 @@ impl Sums {
         self.connects += other.connects;
     }
 
-    /// Returns true if all counts are 0.
     fn is_empty(&self) -> bool {
         let PortCounts {
             flows_opened,
@@ -89,14 +87,14 @@ struct Point {
     rejected: f32,
     flows: f32,
     connects: f32,
-    /// None without connections.
+    /// The median connect time in seconds; `None` if no connection was answered.
     p50: Option<f32>,
     p99: Option<f32>,
     failed: f32,
     retransmitted: f32,
 }
 
-/// The size that the module's comment states.
+/// The size of a point in the module's comment.
 const _: () = assert!(size_of::<Option<Point>>() == 52);
 
 impl Point {
@@ -123,7 +121,7 @@ impl Point {
         }
     }
 
-    /// Returns the packets that passed or were not served.
+    /// Returns a measure of how busy the Service is.
     fn activity(&self) -> f32 {
         self.packets + self.opened + self.dropped + self.rejected + self.failed
     }
@@ -160,7 +158,7 @@ pub struct Kept {
     last: Option<(Instant, Timestamp, Traffic)>,
     total: Track,
     services: BTreeMap<ObjectName, Track>,
-    /// The Services that failed in the last step, also those without points.
+    /// The Services with failures in the last step, including Services without points.
     failing: BTreeMap<ObjectName, Failures>,
     left_out: usize,
 }
@@ -214,19 +212,18 @@ fn failing(points: &BTreeMap<ObjectName, Point>) -> BTreeMap<ObjectName, Failure
 }
 
 impl Kept {
-    /// Returns the last sample.
     pub fn last(&self) -> Option<&Traffic> {
         self.last.as_ref().map(|(_, _, traffic)| traffic)
     }
 
-    /// Returns true if about a step has passed between the last sample and `at`.
+    /// Returns true if at least half a step has passed between the last sample and `at`.
     pub fn is_due(&self, at: Instant) -> bool {
         self.last
             .as_ref()
             .is_none_or(|(before, ..)| at.saturating_duration_since(*before) >= STEP / 2)
     }
 
-    /// Takes a sample that is due. The first sample only serves as the base of the next.
+    /// Adds a sample that is due. The first sample is only the base of the next.
     pub fn take(&mut self, at: Instant, time: Timestamp, now: Traffic) {
         let Some((before_at, _, before)) = &self.last else {
             self.last = Some((at, time, now));
@@ -259,7 +256,7 @@ impl Kept {
         }
     }
 
-    /// Admits the busiest Services without points: into free room, then in place of quieter
+    /// Adds the busiest Services without points: into free space, then in place of less busy
     /// Services.
     fn admit(&mut self, mut points: Vec<(ObjectName, Point)>) {
         points.sort_by(|(_, a), (_, b)| b.activity().total_cmp(&a.activity()));
@@ -289,12 +286,12 @@ impl Kept {
         }
     }
 
-    /// Returns the Services that failed in the last step.
+    /// Returns the Services with failures in the last step.
     pub fn failing(&self) -> &BTreeMap<ObjectName, Failures> {
         &self.failing
     }
 
-    /// Returns the history; with `only`, that of the Service `NAMESPACE/NAME` alone.
+    /// Returns the history; with `only`, the history of the Service `NAMESPACE/NAME` alone.
     pub fn view(&self, only: Option<&str>) -> HistoryView {
         let points = self.total.0.len();
         let is_wanted = |name: &ObjectName| only.is_none_or(|only| only == name.to_string());
@@ -354,7 +351,7 @@ fn steps(passed: Duration) -> usize {
     steps
 }
 
-/// Returns the arrays of a series, with gaps before the Service was admitted.
+/// Returns the arrays of a series, with gaps before the Service's first point.
 fn series(track: &Track, points: usize) -> SeriesView {
     let gap = points.saturating_sub(track.0.len());
     let array = |value: fn(&Point) -> f32| {

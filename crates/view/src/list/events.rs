@@ -8,7 +8,7 @@ use crate::output::{Narrow, cell, yellow};
 use crate::{EventView, age};
 
 impl Listed for EventView {
-    /// The agent drops old entries to make room.
+    /// The agent evicts old entries.
     const TELLS_GONE: bool = false;
     const NARROW: Narrow<'static> = Narrow {
         optional: &["COUNT", "TYPE", "REASON"],

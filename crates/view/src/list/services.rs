@@ -127,7 +127,7 @@ impl Listed for ServiceView {
     }
 }
 
-/// Returns the internal and external traffic policies, and whether a local redirect serves instead.
+/// Returns the internal and external traffic policies, and whether a local redirect replaces them.
 fn policies(service: &ServiceView) -> String {
     let redirected = if service.ports.iter().any(|port| port.redirected) {
         ", redirected"
@@ -140,7 +140,7 @@ fn policies(service: &ServiceView) -> String {
     )
 }
 
-/// Returns the paths to a Service's backends, deduplicated.
+/// Returns the paths to a Service's backends, without duplicates.
 fn ways(service: &ServiceView) -> BTreeSet<&str> {
     let backends = service.ports.iter().flat_map(|port| &port.backends);
     backends

@@ -4,16 +4,15 @@
 //! recovery. Thousands of nodes do not delay a server's recovery. No fault, however odd, makes a
 //! node send requests without end. Therefore:
 //!
-//! - A server that begins watches and breaks them is healthy: the next request comes within
-//!   [`FLAP`].
-//! - Lists are expensive. The first of a series come as soon as needed, later ones ever more
-//!   slowly, up to [`SLOW`]. Between them the last version is retried, which is cheap, and makes
-//!   the list unnecessary if the server has the version.
+//! - A server that ends watches early is healthy: the next request comes within [`FLAP`].
+//! - Lists are expensive. The first lists of a series come as soon as needed, later lists at
+//!   growing intervals, up to [`SLOW`]. In between, a watch from the last version is tried, which
+//!   is cheap, and replaces the list if the server has the version.
 //! - A server that refuses, or does not answer, gets requests at growing intervals, as in client-go
 //!   (0.8 s to 30 s). `outage.rs` probes for a quick recovery.
 //! - A server that has just started denies access until it has loaded RBAC's objects, some seconds
 //!   after `/readyz`. Denials after an outage, and at the first contact, are retried within
-//!   [`WARM`], for [`WARM_UP`] at most. A longer denial is intended, and has the pace of a failure.
+//!   [`WARM`], for [`WARM_UP`] at most. A longer denial is intended, and is retried like a failure.
 //!
 //! All waits have jitter, because all nodes begin to wait at the same time.
 
@@ -21,16 +20,19 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The wait between the end of a watch and the next: first and longest.
+/// The initial wait between the end of a watch and the next watch.
 const SOON: Duration = Duration::from_millis(100);
+/// The maximum wait between watches.
 const FLAP: Duration = Duration::from_millis(500);
-/// The wait after a failure: first and longest.
+/// The initial wait after a failure.
 const FAILED: Duration = Duration::from_millis(800);
+/// The maximum wait after a failure.
 const SLOW: Duration = Duration::from_secs(30);
-/// The wait after a denial by a server that may still be loading: first, longest, and the loading
-/// time.
+/// The initial wait after a denial by a server that may still be loading RBAC's objects.
 const DENIED: Duration = Duration::from_millis(250);
+/// The maximum wait after such a denial.
 const WARM: Duration = Duration::from_secs(1);
+/// The maximum loading time.
 const WARM_UP: Duration = Duration::from_secs(30);
 /// The number of lists of a series that may follow each other as fast as watches.
 const EARLY_LISTS: u32 = 12;
@@ -39,13 +41,14 @@ const ROW: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
-    /// The numbers of consecutive events of each kind.
+    /// The numbers of consecutive short watches, failures and denials, and of a series' lists.
     flaps: u32,
     failures: u32,
     denials: u32,
     lists: u32,
     last_list: Option<Instant>,
-    /// The time by which a returned server has loaded its rules. None: it has denied nothing since.
+    /// The time by which a returned server has loaded RBAC's objects. `None`: no denial since its
+    /// return.
     warm_by: Option<Instant>,
 }
 
@@ -55,13 +58,13 @@ impl Backoff {
         self.warm_by = Some(Instant::now());
     }
 
-    /// Notes the end of an outage: earlier ends of watches no longer count.
+    /// Records the end of an outage: earlier ends of watches no longer count.
     pub(super) fn back(&mut self) {
         self.flaps = 0;
         self.away();
     }
 
-    /// Notes that the next server to answer may have just started.
+    /// Records that the next server to answer may have just started.
     pub(super) fn away(&mut self) {
         (self.denials, self.warm_by) = (0, None);
     }
@@ -96,8 +99,8 @@ impl Backoff {
         self.last_list.is_none_or(|last| last.elapsed() >= wait)
     }
 
-    /// Counts a list. Only a pause before its start ends a series, because lists may take longer
-    /// than that.
+    /// Counts a list. Only a pause before its start ends a series, because the list itself may take
+    /// longer than [`ROW`].
     pub(super) fn listed(&mut self, began: Instant) {
         if self
             .last_list

@@ -1,5 +1,6 @@
 //! Compares the sent objects with a list of the server's metadata: whenever the server's history is
-//! in doubt, and every few hours. A comparison costs a list, so their rate is limited.
+//! in doubt (it may have been restored), and every few hours. Each comparison costs a list, so
+//! their rate is limited.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,13 +16,14 @@ use super::marks::{Meta, Sent};
 use super::selection::Selection;
 use crate::kubernetes::outage::Outage;
 
-/// The time in which an event arrives that the server has sent.
+/// The maximum time that an event is in transit.
 const ON_THE_WAY: Duration = Duration::from_millis(500);
 
-/// The number of comparisons in [`SPAN`] that delays the next.
+/// The maximum number of comparisons in [`SPAN`].
 const MOST: usize = 6;
 const SPAN: Duration = Duration::from_secs(720);
-/// The time in seconds between comparisons without a doubt. Random, so that nodes do not coincide.
+/// The range of the time between regular comparisons, in seconds. Random, so that nodes do not
+/// coincide.
 const REGULAR: std::ops::Range<u64> = 3 * 3_600..6 * 3_600;
 
 #[derive(Debug)]
@@ -40,7 +42,8 @@ impl Default for Comparisons {
 }
 
 impl Comparisons {
-    /// Returns the wait before the next comparison, which is due within `doubt`.
+    /// Returns the wait before the next comparison: `doubt`, or the rest of the regular interval;
+    /// longer if too many precede.
     pub(super) fn delay(&self, doubt: Option<Duration>) -> Duration {
         let allowed = self
             .last
@@ -55,7 +58,7 @@ impl Comparisons {
             .max(allowed)
     }
 
-    /// Records a comparison. Returns the wait before the next one without a doubt.
+    /// Records a comparison. Returns the wait before the next regular comparison.
     pub(super) fn done(&mut self) -> Duration {
         if self.last.len() >= MOST {
             self.last.pop_front();
@@ -73,13 +76,13 @@ fn regular() -> Instant {
 #[derive(Clone, Copy)]
 pub(super) struct Wait {
     pub(super) delay: Duration,
-    /// Set if an earlier failure may be an outage, with which the wait ends.
+    /// Set if an earlier failure may be an outage. The wait then ends with the outage.
     pub(super) may_be_outage: bool,
 }
 
-/// Compares after a wait, because a server that was away may have been restored from a backup. The
-/// server grants a watch from a future version, which stays silent; and a watch from a version that
-/// other writes have passed misses earlier changes. Returns the contradiction, if any.
+/// Compares after a wait, because a server that was away may have been restored from a backup. Such
+/// a server grants a watch from a future version, which stays silent; and a watch from a version
+/// that new writes have passed misses earlier changes. Returns the contradiction, if any.
 pub(super) async fn compare<K: Compact + Clone>(
     client: Client,
     outage: Outage,

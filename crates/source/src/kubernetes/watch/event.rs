@@ -1,4 +1,4 @@
-//! Parses events and their objects. An object of the wrong shape costs neither its list nor its
+//! Parses events and their objects. An object of the wrong shape breaks neither its list nor its
 //! watch.
 
 use kube::Resource as _;
@@ -19,9 +19,9 @@ const LISTED: &str = "k8s.io/initial-events-end";
 pub(super) enum Event<K> {
     Put(ParsedObject<K>),
     Gone(ParsedObject<K>),
-    /// A version up to which everything was sent.
+    /// A resource version up to which everything was sent.
     Bookmark(String),
-    /// A version at which all initial objects have been sent.
+    /// A resource version at which all initial objects were sent.
     Listed(String),
     Error(Box<Status>),
 }
@@ -34,7 +34,7 @@ struct Line<'a> {
 }
 
 impl<K: Compact> Event<K> {
-    /// Parses a line. Returns None for a truncated line, as at the end of a broken connection.
+    /// Parses a line. Returns `None` for a truncated line, as at the end of a broken connection.
     pub(super) fn read(line: &str) -> serde_json::Result<Option<Self>> {
         let Line { r#type, object } = match serde_json::from_str(line) {
             Ok(line) => line,
@@ -66,7 +66,7 @@ impl<K: Compact> Event<K> {
     }
 }
 
-/// The compact form of an object, or the name and version of an unreadable object.
+/// An object in compact form, or the name and version of an unreadable object.
 #[derive(Clone, Debug)]
 pub(crate) struct ParsedObject<K> {
     pub(crate) name: ObjectName,

@@ -9,15 +9,15 @@ use crate::kubernetes::errors::{explain, status};
 #[derive(Debug)]
 pub(super) enum WatchEnd {
     ReceiverGone,
-    /// The end of a watch that had begun: connections break and servers end watches in the best of
-    /// clusters.
+    /// The end of a watch that had begun. Connections break and servers end watches in healthy
+    /// clusters too.
     Closed(StreamEnd),
     /// A gap that only a new list can fill: the server has dropped the version (410), or its events
     /// contradict each other.
     Lost(String),
     /// A request without an answer, or with an unexpected answer.
     Failed(kube::Error),
-    /// A list that takes longer than any server allows, or a watch that does not begin.
+    /// A list that takes longer than any server allows, or a watch that does not begin in time.
     Late,
 }
 
@@ -25,7 +25,7 @@ pub(super) enum WatchEnd {
 pub(super) enum StreamEnd {
     /// The end at the requested time.
     InTime,
-    /// An earlier end by the server, which goes away or has lost its own watch of the data.
+    /// An earlier end by the server, which shuts down or has lost its own watch on the storage.
     Early,
     Broken(String),
 }
@@ -79,8 +79,8 @@ impl WatchEnd {
     }
 }
 
-/// Returns true if the server's history lacks the version: compacted, or restored from an older
-/// backup.
+/// Returns true if the server's history has no such version: compacted, or an older backup was
+/// restored.
 pub(super) fn is_lost(status: &Status) -> bool {
     status.code == 410 || status.message.contains("Too large resource version")
 }

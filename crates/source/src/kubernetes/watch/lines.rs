@@ -6,11 +6,11 @@ use futures::{AsyncBufRead, Stream, TryStreamExt as _};
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 use tokio_util::compat::FuturesAsyncReadCompatExt as _;
 
-/// The most bytes of a line. etcd refuses requests of more than 1.5 MiB, and JSON escapes grow a
-/// byte to at most six.
+/// The maximum size of a line in bytes. etcd refuses requests of more than 1.5 MiB, and JSON
+/// escapes grow a byte to at most six.
 const LONGEST: usize = 16 << 20;
 
-/// Returns the lines without their ends. A longer line ends the answer, so memory is bounded.
+/// Returns the lines without line ends. A longer line is an error, so memory is bounded.
 pub(super) fn lines(answer: impl AsyncBufRead) -> impl Stream<Item = io::Result<String>> {
     lines_up_to(answer, LONGEST)
 }

@@ -21,30 +21,31 @@ use super::selection::{PAGE, Selection};
 use proxy_core::compact::Compact;
 use proxy_core::input::ObjectName;
 
-/// The number of consecutive broken streams before pages are used: the network may never let a
-/// stream reach its end.
+/// The number of consecutive broken streams before pages are used: the network may break every long
+/// stream.
 const STREAMS: u8 = 3;
-/// The timeout of the next event of a list: a server that treats a list as a watch falls silent. A
-/// list that kept [`PACE`] once may pause as long as that.
+/// The timeout of the next event of a list: a server that treats a list as a watch stops sending.
+/// It becomes [`PACE`] once the list brought [`LEAST`] in that time.
 const SILENCE: Duration = Duration::from_secs(10);
-/// The timeout for the start of an answer, and the time in which a list must bring [`LEAST`]. Under
-/// constant changes a watch is never silent.
+/// The timeout for the start of an answer, and the time in which a list must bring [`LEAST`].
+/// [`SILENCE`] misses a watch with constant changes.
 const PACE: Duration = Duration::from_secs(60);
-/// The fewest bytes of new objects that a list must bring in [`PACE`]. A watch seldom brings as
-/// many.
+/// The minimum size of new objects in bytes that a list must bring in [`PACE`]. A watch seldom
+/// brings as much.
 const LEAST: usize = 1 << 20;
 /// The time after which a server ends a stream, in seconds. API servers end a page after 60 s.
 const LIFE: u32 = 1_200;
 /// The timeout of a whole stream, for a server that does not end it.
 const STREAM: Duration = Duration::from_secs(LIFE as u64 + 30);
 
-/// The most objects in a list, and the most bytes of their text: five times those of 100,000
-/// Services. An endless list would exhaust memory. (Tests have less time.)
+/// The maximum number of objects in a list, five times that of 100,000 Services: an endless list
+/// would exhaust memory. (Tests have less time.)
 const OBJECTS: usize = if cfg!(test) { 30_000 } else { 500_000 };
+/// The maximum size of a list's text in bytes.
 const BYTES: usize = if cfg!(test) { 64 << 20 } else { 512 << 20 };
 
 pub(super) struct Listed<K> {
-    /// The size of their text.
+    /// The size of the objects' text in bytes.
     bytes: usize,
     pub(super) objects: BTreeMap<ObjectName, K>,
     /// The objects of the wrong shape, with the errors.
@@ -56,7 +57,7 @@ pub(super) struct Listed<K> {
 
 #[derive(Clone)]
 pub(super) struct Lister {
-    /// The number of further attempts at streaming lists.
+    /// The number of remaining attempts to list by stream.
     streams: u8,
 }
 
@@ -84,7 +85,7 @@ impl Lister {
         }
     }
 
-    /// Lists by stream. Returns None if the server does not seem to stream lists, or is too slow.
+    /// Lists by stream. Returns `None` if the server does not seem to stream lists, or is too slow.
     async fn streamed<K: Compact>(
         &mut self,
         client: &Client,
@@ -95,7 +96,7 @@ impl Lister {
             .await
             .unwrap_or(Ok(None));
         if listed.is_err() && began.elapsed() >= PACE {
-            // Something may cut all long streams, and each costs its time.
+            // The network may cut all long streams, and each attempt takes its time.
             self.streams = self.streams.min(1);
         }
         if let Ok(None) = listed {
@@ -120,8 +121,8 @@ impl Lister {
             return Ok(None);
         };
         let answer = answer.map_err(WatchEnd::from);
-        // The end of the stream restores the count. An outage does not count against streams. A
-        // server that refuses a stream may serve pages.
+        // A complete stream restores the count. An outage does not reduce it. A server that refuses
+        // a stream may serve pages.
         self.streams -= u8::from(!matches!(&answer, Err(end) if end.is_outage()));
         let mut lines = match answer {
             Ok(stream) => pin!(lines(stream)),
@@ -152,7 +153,7 @@ impl Lister {
                     new += bytes;
                     listed.grow(bytes)?;
                 }
-                // Such events happen during the list. Objects that come and go are not progress.
+                // Deletions happen during the list. Objects that come and go are not progress.
                 Event::Gone(object) => {
                     listed.remove(&object.name);
                     new = new.saturating_sub(line.len());
@@ -176,8 +177,8 @@ async fn paged<K: Compact + Clone>(
             .list_request::<K>(&page)
             .map_err(kube::Error::BuildRequest)?;
         let list = match timeout(PAGE, read_page(client, request, &mut listed)).await? {
-            // Pages slower than the server's history would never end, so the list is read in one
-            // piece, as in client-go.
+            // The server compacted the list's version before the last page, and may do so again.
+            // The list is therefore read in one piece, as in client-go.
             Err(WatchEnd::Lost(why)) if page.continue_token.is_some() => {
                 debug!(kind = %K::Object::kind(&()), why, "listed again without pages");
                 listed = Listed::default();
@@ -219,7 +220,7 @@ async fn read_page<K: Compact + Clone>(
 }
 
 impl<K> Listed<K> {
-    /// Counts more text. An error ends a list longer than any cluster's.
+    /// Counts more text. Returns an error for a list larger than any cluster's.
     fn grow(&mut self, bytes: usize) -> Result<(), kube::Error> {
         self.bytes += bytes;
         if self.bytes > BYTES || self.objects.len() + self.unreadable.len() > OBJECTS {

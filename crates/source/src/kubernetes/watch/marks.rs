@@ -1,6 +1,6 @@
-//! Compares the sent objects with a list of metadata. After other writes have passed the last seen
-//! versions, nothing else reveals data restored from a backup: the server grants a watch from such
-//! a version, which never brings the backup's earlier objects.
+//! Compares the sent objects with a list of metadata. Once new writes have passed the last seen
+//! version, only this comparison detects data restored from a backup: the server grants a watch
+//! from that version, which never brings the backup's earlier objects.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -41,17 +41,17 @@ pub(super) struct Sent(Arc<Mutex<SentState>>);
 #[derive(Debug, Default)]
 struct SentState {
     marks: Marks,
-    /// The version up to which everything was sent.
+    /// The resource version up to which all changes were sent.
     version: String,
-    /// The objects sent since a comparison began, which its list does not cover. None without a
-    /// comparison.
+    /// The objects sent since a comparison began, which its list may omit. `None` if none is in
+    /// progress.
     since: Option<HashSet<u64>>,
 }
 
 /// A comparison in progress while the value lives.
 pub(super) struct Comparison {
     sent: Sent,
-    /// The oldest version that its list may have.
+    /// The minimum resource version of the comparison's list.
     pub(super) version: String,
 }
 
@@ -74,7 +74,7 @@ impl Sent {
         };
     }
 
-    /// Records an event of an object: its uid and version, or its deletion.
+    /// Records an event of an object: its uid and version, or `None` for a deletion.
     pub(super) fn event(&self, name: &ObjectName, mark: Option<(&str, &str)>) {
         let mut state = self.state();
         if let Some(since) = &mut state.since {
@@ -106,8 +106,8 @@ impl Sent {
 
 impl Comparison {
     /// Returns the number of objects that differ from a list requested since the comparison began,
-    /// without objects of later events. Events may be in transit, so only an object that still
-    /// differs a moment later counts.
+    /// except objects with later events. Events may be in transit, so the caller counts again a
+    /// moment later.
     pub(super) fn differences(&self, Marks(listed): &Marks) -> usize {
         let state = self.sent.state();
         let Marks(sent) = &state.marks;

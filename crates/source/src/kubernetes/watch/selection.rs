@@ -9,7 +9,7 @@ use kube::core::request::Error;
 use proxy_core::compact::Compact;
 
 const PAGE_SIZE: u32 = 1000;
-/// The timeout of a page of a list. API servers limit themselves to 60 seconds.
+/// The timeout of a page of a list. API servers end a page after 60 s.
 pub(super) const PAGE: Duration = Duration::from_secs(120);
 
 #[derive(Clone)]

@@ -10,13 +10,13 @@ use crate::health::{Health, Problem};
 use crate::watches::Watches;
 use proxy_core::input::ObjectName;
 
-/// The number of consecutive watches with an immediate end that makes a problem.
+/// The number of consecutive short watches that becomes a problem.
 const ENDS: u32 = 5;
 
-/// The times over which comparisons of all nodes and kinds are spread. The first follows an outage,
-/// in which the server's data may have been restored. The second follows an ended watch: a clean
-/// server restart ends the watches of all nodes.
+/// The time over which comparisons of all nodes and kinds are spread after an outage, in which the
+/// server's data may have been restored.
 const AFTER_OUTAGE: Duration = Duration::from_secs(1);
+/// The spread after an early end: a clean server restart ends the watches of all nodes.
 const AFTER_END: Duration = Duration::from_millis(1_500);
 /// The number of objects that adds a second to the spread: a comparison costs their metadata.
 const PER_SEC: usize = 5_000;
@@ -32,7 +32,7 @@ pub(super) struct WatchHealth<'a> {
 }
 
 impl<'a> WatchHealth<'a> {
-    /// Creates the state with a doubt: an earlier client may have left a problem.
+    /// Creates the state with a comparison due: an earlier client may have left a problem.
     pub(super) fn new(kind: String, health: &'a Health) -> Self {
         Watches::of_process().know(&kind);
         let watch = Problem::Watch(kind.clone());
@@ -77,7 +77,7 @@ impl<'a> WatchHealth<'a> {
         }
     }
 
-    /// Records a list. A list is weak evidence for the watch while watches do not last.
+    /// Records a list. While watches end early, a list does not end the problem of the watch.
     pub(super) fn listed(&mut self, ends: u32) {
         self.history_is_known();
         if ends < ENDS {
@@ -105,7 +105,7 @@ impl<'a> WatchHealth<'a> {
         self.health.end(&self.history);
     }
 
-    /// Returns the wait before a comparison of `objects` objects; None without a doubt.
+    /// Returns the wait before a comparison of `objects` objects; `None` if it is not required.
     pub(super) fn comparison_delay(&self, objects: usize) -> Option<Duration> {
         let spread = self.compares_within? + Duration::from_secs((objects / PER_SEC) as u64);
         Some(spread.mul_f32(rand::random()))

@@ -1,4 +1,4 @@
-//! Tests of the points on made-up moments.
+//! Tests of the points at made-up times.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Tests comparisons with lists of metadata, which notice a restored backup.
+//! Tests comparisons with lists of metadata, which detect a restored backup.
 
 use std::io;
 
@@ -171,7 +171,7 @@ async fn a_kind_that_is_served_again_is_compared_by_its_name() {
     assert_eq!(server.comparisons().len(), 1, "{asked:?}");
 }
 
-/// Each comparison is a list, though of metadata.
+/// Each comparison costs a list of metadata.
 #[tokio::test(start_paused = true)]
 async fn watches_that_keep_breaking_lead_to_few_comparisons() {
     let broken = || {

@@ -63,7 +63,7 @@ pub(super) struct Server {
     away: Arc<AtomicBool>,
     /// The version of lists of metadata.
     version: Arc<AtomicUsize>,
-    /// The objects of these lists by name: those of the answers, unless a test sets others.
+    /// The objects of metadata lists by name: the answers' objects, unless a test replaces them.
     objects: Arc<Mutex<BTreeMap<String, Value>>>,
 }
 
