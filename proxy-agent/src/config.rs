@@ -1,7 +1,7 @@
 //! Resolves flags and files to [`Settings`].
 //!
-//! Flags and files set the same fields, those of a [`KubeProxyConfiguration`] and of a
-//! [`KpxConfiguration`]. All are merged into a tree of fields, then decoded and checked.
+//! Flags and files set the fields of a [`KubeProxyConfiguration`] and of a [`KpxConfiguration`].
+//! All values are merged into a tree of fields, then decoded and checked.
 
 mod checked_run;
 pub(crate) mod choice;
@@ -47,7 +47,7 @@ pub use flags::{CheckFlags, NodeArgs, RunArgs, arguments};
 pub use kpx::KpxConfiguration;
 pub use kube_proxy::KubeProxyConfiguration;
 
-/// The mode of kube-proxy whose fields have another meaning in kpx.
+/// kube-proxy's mode whose fields have another meaning in kpx.
 const IPVS: &str = "ipvs";
 
 /// The configuration in use, including defaults.
@@ -69,9 +69,9 @@ struct Remarks {
     /// The flags that a `--config` file overrides.
     overruled_flags: Vec<&'static str>,
     unknown_feature_gates: Vec<String>,
-    /// The configured fields without effect, with the reasons.
+    /// The configured fields that have no effect, with the reasons.
     fields_without_effect: Vec<(&'static str, &'static str)>,
-    /// True if kube-proxy's file has no mode: the default will change.
+    /// True if kube-proxy's file sets no mode: the default will change.
     awaits_mode: bool,
 }
 
@@ -122,7 +122,8 @@ impl Configuration {
         given.apply(&mut kube_proxy, &mut kpx, has_file);
         if kpx["mode"] == "host" {
             kube_proxy = tree::merge(host_mode_defaults(), kube_proxy);
-            // A host in host mode is not drained, and no other kpx follows at once.
+            // In host mode nobody drains the host before its removal, and no next agent takes over
+            // at once.
             kpx = tree::merge(json!({ "cleanupOnExit": true }), kpx);
         }
         let chooses_algorithm = kpx.get("lbAlgorithm").is_some();
@@ -221,7 +222,7 @@ impl Configuration {
         Ok(name)
     }
 
-    /// Returns the source of objects; `pods` requests the node's Pods.
+    /// Returns the source of objects. With `pods`, the source includes the node's Pods.
     fn source(&self, pods: bool) -> Source {
         let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let connection = &self.kube_proxy.client_connection;
@@ -239,7 +240,7 @@ impl Configuration {
         }
     }
 
-    /// Returns the API server for connections to pods, if the tunnel is enabled.
+    /// Returns the API server for connections to pods; `None` if the tunnel is disabled.
     fn tunnel(&self) -> Option<kubernetes::Options> {
         match self.source(false) {
             Source::Kubernetes(options) if self.kpx.tunnel == Tunnel::Tcp => Some(options),
@@ -248,7 +249,8 @@ impl Configuration {
     }
 
     /// Writes both documents as a `--config` file. Omits kpx's document if all its fields are
-    /// defaults, which in mode ipvs depend on kube-proxy's document.
+    /// defaults. In mode ipvs those depend on kube-proxy's document, so kpx's document is always
+    /// written.
     pub fn to_yaml(&self) -> Result<String> {
         let mut text = serde_saphyr::to_string(&self.kube_proxy)
             .context("write the KubeProxyConfiguration")?;
@@ -266,7 +268,7 @@ impl Configuration {
     }
 }
 
-/// Decodes a document. Files were decoded before, so an error here comes from a flag.
+/// Decodes a document. Files were already decoded, so an error here comes from a flag.
 fn decode<T: DeserializeOwned>(value: Value, kind: &'static str, given: &FlagValues) -> Result<T> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let field = error.path().to_string();

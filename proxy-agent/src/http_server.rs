@@ -30,16 +30,17 @@ use room::Permits;
 
 pub(crate) use room::{Place, Room, files};
 
-/// The accept queue, limited by the kernel's `net.core.somaxconn`: that parameter's default, as in
-/// Go. In a full queue the SYN of a probe is lost, and its retry comes a second later.
+/// The length of the accept queue, which the kernel limits to `net.core.somaxconn`. It is that
+/// parameter's default, as in Go. If the queue is full, the SYN of a probe is lost and retried a
+/// second later.
 const BACKLOG: i32 = 4_096;
-/// The place of a connection's client, added to each request.
+/// The place of a connection's client. Each request has it as an extension.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Client {
-    /// A process of this process's user, at a Unix socket.
+    /// A process of this process's user, at the Unix socket.
     Own,
-    /// A client in the host's own network namespace. A loopback address proves it, because no
-    /// packet from outside has one.
+    /// A client in the host's own network namespace. Its loopback address proves it, because no
+    /// packet from outside has such a source.
     OnHost,
     #[default]
     Elsewhere,
@@ -48,11 +49,11 @@ pub(crate) enum Client {
 pub(crate) trait RemoteAddr: Debug {
     fn client(&self) -> Client;
 
-    /// Returns the address; None at a Unix socket.
+    /// Returns the client's address; `None` at a Unix socket.
     fn ip(&self) -> Option<IpAddr>;
 
-    /// The longest time in which a client takes none of the written data. None for the operator's
-    /// programs on this host, which may pause.
+    /// The maximum time in which a client reads none of the written data. `None` for local tools at
+    /// the Unix socket, which may pause.
     const PATIENCE: Option<Duration>;
 }
 
@@ -73,7 +74,7 @@ impl RemoteAddr for SocketAddr {
     const PATIENCE: Option<Duration> = Some(WRITE_TIMEOUT);
 }
 
-/// The far end of a Unix socket: its user, if the kernel reports it.
+/// The peer of a Unix socket: its user id, if the kernel reports it.
 #[derive(Debug)]
 pub(crate) struct Peer(Option<u32>);
 
@@ -113,16 +114,17 @@ impl RemoteAddr for Peer {
 /// The time after which a failed address is retried, as in kube-proxy.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The most bytes of a request's header, and of a pending answer. Clients send some hundred bytes.
+/// The maximum number of bytes of a request's header, and of a pending answer. Clients send some
+/// hundred bytes.
 const BUFFER: usize = 16 << 10;
-/// The time limit for the header of a connection's next request.
+/// The time limit for the header of the next request on a connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time limit for a client on the network to take some of an answer. Otherwise clients that do
-/// not read would use up the connections.
+/// The time in which a client on the network must read some of an answer. Clients that do not read
+/// would use up the connections.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serves `router` at an address until dropped. A failure to listen is reported as the problem
-/// `what` and retried, or returned if `hard_fail`.
+/// Serves `router` at an address until dropped. If listening fails, returns the error if
+/// `hard_fail`; otherwise reports it as the problem `what` and retries.
 pub(crate) async fn keep_serving(
     what: &Problem,
     address: SocketAddr,
@@ -144,8 +146,8 @@ pub(crate) async fn keep_serving(
     }
 }
 
-/// Listens on an address. The unspecified address of either family stands for all addresses of
-/// both, as in Go's `net.Listen`.
+/// Listens on an address. As in Go's `net.Listen`, the unspecified address of either family stands
+/// for all addresses of both families.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.ip().is_unspecified() {
         match bind((Ipv6Addr::UNSPECIFIED, address.port()).into(), false) {
@@ -158,7 +160,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     bind(address, true)
 }
 
-/// Binds a listener. `only_v6` leaves the same port of IPv4 free.
+/// Binds a listener. With `only_v6`, an IPv6 socket leaves the same port of IPv4 free.
 pub(crate) fn bind(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -188,8 +190,8 @@ pub(crate) fn nosniff(response: &mut Response) {
         .insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 }
 
-/// Ends the connection after this response. A probe on a kept connection could send its request
-/// just as the connection's header timeout expires, and count that as a failure.
+/// Closes the connection after this response. Otherwise a probe could send its next request just as
+/// the header timeout of the connection expires, and count a failure.
 pub(crate) fn close_after(response: &mut Response) {
     response
         .headers_mut()
@@ -202,14 +204,15 @@ where
     L::Addr: RemoteAddr,
 {
     let mut connections = JoinSet::new();
-    // A layer costs as much as all routes, so each kind of client shares one.
+    // A layer costs as much as all routes, so the clients of each kind share one router.
     let of = |client: Client| router.clone().layer(Extension(client));
     let own = of(Client::Own);
     let on_host = of(Client::OnHost);
     let elsewhere = of(Client::Elsewhere);
     loop {
         tokio::select! {
-            // Waits while the kernel refuses connections, for example for lack of file descriptors.
+            // Retries while the kernel refuses connections, for example without free file
+            // descriptors.
             (stream, peer) = listener.accept() => {
                 let router = match peer.client() {
                     Client::Own => &own,

@@ -1,6 +1,6 @@
-//! Tracks whether this node is served, for `/livez`, `/healthz` and the health check ports. The
-//! definition is kube-proxy's (`pkg/proxy/healthcheck/proxy_health.go`): desired state is applied
-//! in time.
+//! Tracks whether this node is served, for `/livez`, `/healthz` and the health check ports. As in
+//! kube-proxy (`pkg/proxy/healthcheck/proxy_health.go`), a node is served if desired state is
+//! applied in time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use crate::choices::Mode;
 use proxy_core::ip_family::IpFamily;
 
-/// The state that the agent's loop writes and the servers read.
+/// The health of this node. The agent's loop writes it and the servers read it.
 ///
-/// A family is unhealthy if a request waits longer than [`Liveness::new`] allows, and healthy for
-/// any time without requests. If the agent hangs in any work, both families are unhealthy.
+/// A family is unhealthy if a request waits longer than [`Liveness::new`] allows, and healthy while
+/// there is no request. If the agent hangs in any work, both families are unhealthy.
 #[derive(Clone, Debug)]
 pub struct Liveness {
     timeout: Duration,
@@ -38,10 +38,10 @@ struct Family {
     queued: Option<Instant>,
 }
 
-/// The state at one moment.
+/// The health at one moment.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The later time of the families.
+    /// The latest time at which either family was up to date.
     pub last_updated: Timestamp,
     /// Set if all families are healthy.
     pub live: bool,
@@ -52,14 +52,14 @@ pub struct Report {
 
 #[derive(Clone, Copy, Debug)]
 pub struct FamilyReport {
-    /// The time when the family was last up to date; at first the agent's start.
+    /// The time when the family was last up to date. At first, the agent's start.
     pub last_updated: Timestamp,
     pub healthy: bool,
 }
 
 impl Liveness {
-    /// Creates the state of a new agent. A request may take twice `sync_period`. A host in host
-    /// mode is always eligible.
+    /// Creates the state of a new agent. A request may wait for twice `sync_period`. In host mode
+    /// the host is always eligible.
     pub fn new(sync_period: Duration, mode: Mode) -> Self {
         let family = Family {
             last_updated: Timestamp::now(),
@@ -95,7 +95,7 @@ impl Liveness {
         });
     }
 
-    /// Marks the agent as working until the result is dropped.
+    /// Notes that the agent works, until the returned value is dropped.
     pub fn work(&self) -> Work {
         let mut number = 0;
         self.state.send_modify(|state| {
@@ -114,7 +114,7 @@ impl Liveness {
             .send_modify(|state| state.node_eligible = eligible);
     }
 
-    /// Returns the answer of `/livez`.
+    /// Returns the state that `/livez` reports.
     pub fn is_live(&self) -> bool {
         self.report().live
     }
@@ -152,7 +152,7 @@ impl Liveness {
     }
 }
 
-/// A token for a work item of the agent. Two can coexist: the loop's, and the work on devices.
+/// A work item of the agent in progress. Two can coexist: the loop's, and the node's.
 #[must_use]
 #[derive(Debug)]
 pub struct Work {
@@ -214,7 +214,7 @@ mod tests {
         let liveness = Liveness::new(SYNC_PERIOD, Mode::Node);
         let work = liveness.work();
         advance(SYNC_PERIOD).await;
-        // A short concurrent work item hides nothing.
+        // A short concurrent work item does not hide the long one.
         drop(liveness.work());
         advance(SYNC_PERIOD).await;
         assert_eq!(healthy(&liveness), [false, false]);

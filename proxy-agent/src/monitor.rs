@@ -35,10 +35,10 @@ pub(crate) use filter::Filter;
 use past::{Past, Place};
 pub(crate) use proxy_view::limit::Limit;
 
-/// The number of events that a watcher may lag behind; a slower watcher loses events.
+/// The number of events by which a watcher may lag. A slower watcher loses events.
 const BEHIND: usize = 8_192;
-/// The most records forwarded at a time. The agent's loop shares the thread, and a flood brings
-/// records without end.
+/// The maximum number of records forwarded at a time. The agent's loop shares the thread, and a
+/// flood brings endless records.
 const BATCH: usize = 256;
 /// The time between two reads of the programs' count of lost records.
 const LOST_PERIOD: Duration = Duration::from_secs(1);
@@ -48,7 +48,7 @@ const LOST_PERIOD: Duration = Duration::from_secs(1);
 pub struct Watchers {
     events: broadcast::Sender<Arc<Event>>,
     number: watch::Sender<usize>,
-    /// The past events; None unless enabled.
+    /// The past events; `None` unless enabled.
     past: Arc<Mutex<Option<Past>>>,
 }
 
@@ -58,16 +58,16 @@ impl Default for Watchers {
     }
 }
 
-/// A watcher's request. Default: no past events, all events from now on.
+/// A watcher's request. By default it gets no past events, and all events from now on.
 #[derive(Debug, Deserialize)]
 struct Wanted {
     /// The start time of past events.
     since: Option<Timestamp>,
-    /// False: past events only.
+    /// False if only past events are requested.
     follow: Option<bool>,
 }
 
-/// A token that counts as a watcher while it lives.
+/// Counts as a watcher while it exists.
 struct Watcher(watch::Sender<usize>);
 
 impl Drop for Watcher {
@@ -78,7 +78,7 @@ impl Drop for Watcher {
 
 impl Watchers {
     /// Creates a registry that keeps the last `most` decisions and as many refusals. The programs
-    /// then record even without watchers.
+    /// then write records even while nobody watches.
     pub(crate) fn keeping(most: usize) -> Self {
         let past = Past::of(most);
         let number = watch::Sender::new(usize::from(most > 0));
@@ -89,8 +89,8 @@ impl Watchers {
         }
     }
 
-    /// Forwards the programs' records to the watchers, and records only while there are watchers.
-    /// Returns only on failure.
+    /// Forwards the programs' records to the watchers. The programs write records only while there
+    /// are watchers. Returns only on failure.
     pub async fn serve(&self, monitor: Monitor) -> Result<()> {
         #[expect(
             deprecated,
@@ -118,8 +118,8 @@ impl Watchers {
                 }
                 ready = monitor.readable_mut(), if on && !more => {
                     let mut ready = ready.context("wait for records")?;
-                    // The flag is cleared before the read, so that a record after the last read
-                    // sets it again.
+                    // The flag is cleared before the read, so that a record that arrives after the
+                    // read sets it again.
                     ready.clear_ready();
                     more = self.hand_on(ready.get_inner_mut());
                 }
@@ -135,7 +135,7 @@ impl Watchers {
         }
     }
 
-    /// Forwards some records. Returns true if there may be more.
+    /// Forwards some records. Returns true if more may be pending.
     fn hand_on(&self, monitor: &mut Monitor) -> bool {
         for _ in 0..BATCH {
             let Some(record) = monitor.record() else {
@@ -148,8 +148,7 @@ impl Watchers {
         true
     }
 
-    /// Sends an event to the watchers, and stores it if the past is kept. Without either, the event
-    /// is dropped.
+    /// Sends an event to the watchers, and stores it if past events are kept.
     pub(crate) fn report(&self, event: Event) {
         let event = Arc::new(event);
         let mut past = self.past();
@@ -222,9 +221,9 @@ fn line(event: &Event) -> Option<Bytes> {
 struct Reader {
     watchers: Watchers,
     follows: bool,
-    /// The position in the past; None after the end of the past.
+    /// The position in the past events; `None` after their end.
     place: Option<Place>,
-    /// Past events about to be sent. There are few, because a client may stop reading.
+    /// Past events about to be sent. They are few, because a client may stop reading.
     batch: vec::IntoIter<Arc<Event>>,
     feed: Option<Feed>,
 }
@@ -240,7 +239,7 @@ impl Reader {
         }
     }
 
-    /// Takes the next past events, or begins to follow.
+    /// Reads the next past events, or begins to follow.
     fn go_on(&mut self) {
         let past = self.watchers.past();
         let (Some(place), Some(past)) = (&mut self.place, &*past) else {
@@ -249,20 +248,21 @@ impl Reader {
         self.batch = past.next(place, BATCH).into_iter();
         if self.batch.len() == 0 {
             self.place = None;
-            // The lock on the past excludes events between the past and the feed.
+            // The lock on the past events excludes an event between the last past event and the
+            // feed.
             self.feed = self.follows.then(|| self.watchers.feed());
         }
     }
 }
 
-/// The events for one watcher, which counts as a watcher while it lives.
+/// The events for one watcher. The feed counts as a watcher while it exists.
 pub(crate) struct Feed {
     events: broadcast::Receiver<Arc<Event>>,
     _watcher: Watcher,
 }
 
 impl Feed {
-    /// Returns the next event; None at the end of the agent. Cancel-safe.
+    /// Returns the next event; `None` at the end of the agent. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<Arc<Event>> {
         match self.events.recv().await {
             Ok(event) => Some(event),

@@ -1,5 +1,5 @@
-//! Maintains the pods with socket load balancing. The agent's loop selects them, and this task
-//! finds their cgroups.
+//! Maintains the rows of pods with socket load balancing. The agent's loop selects the pods, and
+//! this task finds their cgroups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-/// The time over which changes of pods are gathered.
+/// The time for which changes of pods are collected.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The first wait for a missing cgroup. The longest is the sync period.
+/// The first wait for a missing cgroup. The longest wait is the sync period.
 const RETRY_MIN: Duration = Duration::from_millis(500);
 
 type Uids = BTreeSet<Box<str>>;
 
-/// The agent's end of the channel.
+/// The agent's side of the channel.
 #[derive(Debug)]
 pub struct SelectedPods {
     wanted: watch::Sender<Option<Uids>>,
@@ -29,13 +29,13 @@ pub struct SelectedPods {
 /// The results of the last search.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The rows of the selected pods.
+    /// The state of each selected pod's row, by the pod's uid.
     pub rows: BTreeMap<Box<str>, PodRow>,
     /// The reason why the search failed.
     pub error: Option<String>,
 }
 
-/// The task's end of the channel.
+/// The task's side of the channel.
 pub struct PodSocketsTask {
     sockets: PodSockets,
     wanted: watch::Receiver<Option<Uids>>,
@@ -43,7 +43,7 @@ pub struct PodSocketsTask {
     sync_period: Duration,
 }
 
-/// Connects an agent with its task, if pods are selected.
+/// Returns the agent's side and the task, if pods are selected.
 pub fn start(
     datapath: &mut Datapath,
     sync_period: Duration,
@@ -64,7 +64,7 @@ pub fn start(
 }
 
 impl SelectedPods {
-    /// Sets the selected pods. A predecessor's rows stay until the first call.
+    /// Sets the selected pods. The rows of an earlier agent stay until the first call.
     pub fn set(&self, uids: Uids) {
         self.wanted.send_if_modified(|wanted| {
             let is_new = wanted.as_ref() != Some(&uids);
@@ -78,7 +78,7 @@ impl SelectedPods {
     }
 }
 
-/// Runs the task, which ends only with a panic of its search; waits for ever without a task.
+/// Runs the task, which ends only if its search panics. Never returns if there is no task.
 pub async fn run(task: Option<PodSocketsTask>) -> Result<()> {
     match task {
         Some(task) => task.run().await,
@@ -111,14 +111,14 @@ impl PodSocketsTask {
                     wait = RETRY_MIN;
                     sleep(PAUSE).await;
                 }
-                // The agent ends, and reports why.
+                // The agent is about to end, and reports why.
                 Ok(Err(_)) => return std::future::pending().await,
                 Err(_) => {}
             }
         }
     }
 
-    /// Publishes the results. Returns true if another search would find nothing more.
+    /// Publishes the results of a search. Returns true if another search would find nothing more.
     fn report(&self, found: Option<Result<BTreeMap<Box<str>, PodRow>>>) -> bool {
         let last = self.found.borrow().clone();
         let found = match found {

@@ -55,10 +55,10 @@ use proxy_source::journal::Journal;
 pub use outside::OutsideStates;
 pub use prepare::{Prepared, prepare};
 
-/// The most inputs and device events that wait for the agent.
+/// The maximum number of inputs, and of device events, that wait for the agent.
 const QUEUE: usize = 4_096;
 
-/// Runs until a signal asks to stop, or until a failure that a restart may mend.
+/// Runs until a stop signal, or until a failure that a restart may fix.
 ///
 /// ```text
 /// prepared ─▶ take_over ─▶ Datapath ─┐
@@ -109,12 +109,12 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     Ok(())
 }
 
-/// Returns true if an API server has a Node object of this host.
+/// Returns true if this host is a node of an API server's cluster.
 fn is_cluster_node(settings: &Settings) -> bool {
     settings.mode == Mode::Node && matches!(settings.source, Source::Kubernetes(_))
 }
 
-/// The host's side of a run: handles for changes, and whether the changes end with kpx.
+/// The host of a run: handles for changes, and whether kpx undoes the changes at its end.
 struct Host {
     netlink: Handle,
     changes: Changes,
@@ -129,7 +129,7 @@ struct Reporting {
     watchers: Watchers,
     metrics: Metrics,
     liveness: Liveness,
-    /// The problems of the agent's own work, and of its source.
+    /// The problems of the agent's own work, and of the source of objects.
     health: Health,
     source_health: Health,
     agent: AgentHandle,
@@ -248,7 +248,7 @@ async fn work(
         &host.netlink,
     )
     .await?;
-    // Outside the cluster a Node object of the same name is not this host's.
+    // Outside the cluster, a Node object with this host's name belongs to another machine.
     let own_node = (mode == Mode::Node).then(|| node_name.clone());
     let desired = desired_in(&datapath.loaded, own_node.clone(), model);
     let fast_path = skips_stack.then(|| FastPathWatch {
@@ -371,7 +371,8 @@ fn desired_in(loaded: &Loaded, node_name: Option<String>, options: ModelOptions)
         .within(Room::of(&loaded.max_entries))
 }
 
-/// Detaches programs that would end with this process, so that they end in order.
+/// Ends the agent's work on the programs: detaches them if they would end with this process, or
+/// leaves them to the next agent.
 async fn leave(agent: Agent, cleans_up: &Cell<bool>) -> Result<()> {
     if agent.persistence_kind() == PersistenceKind::Nothing {
         cleans_up.set(true);
@@ -383,7 +384,7 @@ async fn leave(agent: Agent, cleans_up: &Cell<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Removes everything from the host, if requested or if nothing keeps the programs.
+/// Removes everything from the host, if requested or if the programs end with this process.
 async fn clean_up(host: &Host) -> Result<()> {
     if !host.cleans_up.get() {
         return Ok(());
@@ -403,7 +404,7 @@ async fn clean_up(host: &Host) -> Result<()> {
 }
 
 /// Runs the optional tasks: aborts stale sockets, translates sockets of pods, ends connections to
-/// lost nodes, serves names and the tunnel. Also announces the end of the start, and keeps the history.
+/// lost nodes, serves names and the tunnel, announces the end of the start, keeps the history.
 async fn tend(
     stale: Option<StaleSockets>,
     pods: Option<PodSocketsTask>,
@@ -428,15 +429,15 @@ async fn tend(
     }
 }
 
-/// Waits until events are sent, so that an error reaches the cluster before the agent ends.
+/// Waits until the Events are sent, so that an error reaches the cluster before the agent ends.
 async fn flushed<T>(work: impl Future<Output = Result<T>>, events: &Events) -> Result<T> {
     let result = work.await;
     events.flushed().await;
     result
 }
 
-/// The stop signals. The agent catches them from the start, because an earlier signal would leave
-/// its changes behind.
+/// The stop signals. The agent catches them from the start: an earlier signal would kill it before
+/// it undoes its changes.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -460,8 +461,8 @@ impl Signals {
     }
 }
 
-/// Sets conntrack's sysctls and reserves source ports. A failure is only logged: the node is served
-/// all the same.
+/// Sets conntrack's sysctls and reserves source ports. Only logs a failure: the node is served
+/// without them.
 fn set_parameters(conntrack: &Conntrack, changes: &Changes, events: &Events) {
     conntrack::sysctl::apply(conntrack, changes, events);
     if let Err(error) = changes.reserve_ports() {
@@ -472,17 +473,17 @@ fn set_parameters(conntrack: &Conntrack, changes: &Changes, events: &Events) {
     }
 }
 
-/// Makes the kernel measure the programs' runs and run times while the result is open. The kernel
-/// requires CAP_SYS_ADMIN, which neither the pod nor the systemd unit has. The node is served
-/// without these numbers.
+/// Makes the kernel measure the programs' runs and run times while the returned descriptor is open.
+/// The kernel requires CAP_SYS_ADMIN, which neither the pod nor the systemd unit has. Without these
+/// numbers the node is served all the same.
 fn measure_programs() -> Result<OwnedFd> {
     let stats = enable_stats(Stats::RunTime)
         .context("have the kernel measure programs, which takes CAP_SYS_ADMIN");
     stats.inspect_err(|error| warn!(error = format!("{error:#}"), "programs are not measured"))
 }
 
-/// Raises the limit on open files: two links per device are two open files, and the usual limit is
-/// 1,024.
+/// Raises the limit on open files to the hard limit: each device has two links, each link is an
+/// open file, and the usual limit is 1,024.
 fn raise_file_limit() -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit on open files")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("raise the limit on open files")

@@ -1,4 +1,5 @@
-//! Continues after work outside the loop: the node's tasks, the sweep, and the agent's end.
+//! Continues after work outside the loop: the node's tasks and the sweep. Also the hand-over at the
+//! end.
 
 use std::time::Duration;
 
@@ -49,7 +50,7 @@ impl Agent {
         }
     }
 
-    /// Takes in changed devices and routes. Returns true if a pass must follow at once: packets to
+    /// Processes changed devices and routes. Returns true if a pass must follow at once: packets to
     /// an address that left the host must not wait for their Service.
     async fn on_facts(&mut self) -> bool {
         self.report_left_out();

@@ -1,4 +1,4 @@
-//! Collects the agent's values for a scrape.
+//! Collects the values of the loop for a scrape of `/metrics`.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ impl Agent {
                     .filter(|backend| backend.is_ejected == ejected)
                     .count() as u64
             }),
-            // The servers add these, which are not part of the loop's state.
+            // `AgentHandle::readings` adds these from the history.
             services: Vec::new(),
         })
     }
@@ -68,7 +68,8 @@ impl Agent {
     }
 }
 
-/// Counts the services without local endpoints, for the internal and for the external policy.
+/// Returns the number of services without local endpoints, for the internal and for the external
+/// policy.
 fn no_local_endpoints<A: Addr>(tables: &FamilyTables<A>) -> [u64; 2] {
     [Service::INTERNAL_LOCAL, Service::EXTERNAL_LOCAL].map(|policy| {
         let without = |service: &&Service| {

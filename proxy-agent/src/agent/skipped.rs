@@ -1,4 +1,4 @@
-//! Reports to objects which of their parts have no effect.
+//! Reports parts of objects that have no effect.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::Agent;
 use crate::node::Node;
 
 impl Agent {
-    /// Reports to Services which of their parts this node newly leaves out.
+    /// Reports to Services which of their parts newly have no effect on this node.
     pub(super) fn report_left_out(&mut self) {
         let left_out: BTreeSet<_> = self
             .node
@@ -49,8 +49,8 @@ impl Agent {
     }
 }
 
-/// Counts the addresses that a host in mode `host` leaves to the network. Any number is normal, and
-/// not a problem.
+/// Counts the addresses that kpx does not translate in host mode. `None` if there is none. Any
+/// number is normal, and not a problem.
 pub(super) fn not_taken(desired: &Desired) -> Option<String> {
     let not_taken: Vec<_> = desired
         .skipped()

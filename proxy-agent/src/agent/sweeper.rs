@@ -11,7 +11,8 @@ use proxy_datapath::{FlowMaps, Pressure, Remaining, Swept};
 
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);
 
-/// The time before the second sweep: packets without a flow are classified only after two sweeps.
+/// The time before the second sweep: the programs classify packets without a flow only after two
+/// sweeps.
 const SECOND_SWEEP: Duration = Duration::from_secs(1);
 
 /// The time between sweeps while a table is nearly full.
@@ -49,7 +50,7 @@ impl Sweeper {
         self.last.values().map(|swept| swept.expired as u64).sum()
     }
 
-    /// Returns the flows that concern the fast path, as of the last sweep.
+    /// Returns the numbers of bypass and liberal flows, as of the last sweep.
     pub(super) fn fast(&self) -> Remaining {
         self.last
             .values()

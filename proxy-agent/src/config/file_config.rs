@@ -18,12 +18,12 @@ use proxy_source::document::{Document, documents_with};
 pub(super) struct FileConfig {
     pub(super) kube_proxy: Option<Value>,
     pub(super) kpx: Option<Value>,
-    /// The unknown and repeated fields: the file may be for a newer kpx, or have mistakes.
+    /// The unknown and repeated fields. They may be mistakes, or belong to a newer version of kpx.
     pub(super) doubtful: Vec<String>,
 }
 
 impl FileConfig {
-    /// Reads a file's documents. An unreadable document is an error with its line.
+    /// Reads a file's documents. For an unreadable document, the error has its line.
     pub(super) fn read(&mut self, path: &Path, text: &str) -> Result<()> {
         for document in documents_with(text, DuplicateKeyPolicy::LastWins) {
             match document {
@@ -65,7 +65,8 @@ impl FileConfig {
         let unknown = if is_kube_proxy {
             decode::<KubeProxyConfiguration>(&value)
         } else {
-            // Validation reports them with all other errors, unless a flag replaces them.
+            // Validation reports unknown choices together with all other errors, unless a flag
+            // replaces them.
             let mut value = value.clone();
             Fields::of(KpxConfiguration::KIND).take_unknown_choices(&mut value);
             decode::<KpxConfiguration>(&value)
@@ -103,7 +104,7 @@ impl FileConfig {
     }
 }
 
-/// Decodes a document. Returns its unknown fields; the error is the invalid field and the reason.
+/// Decodes a document. Returns its unknown fields, or the invalid field and the reason.
 fn decode<T: DeserializeOwned>(value: &Value) -> Result<Vec<String>, (String, String)> {
     let mut unknown = Vec::new();
     let mut ignored = |path: serde_ignored::Path<'_>| unknown.push(tree::path(&path.to_string()));

@@ -28,7 +28,7 @@ pub struct KubeProxyConfiguration {
     pub enable_profiling: bool,
     pub show_hidden_metrics_for_version: String,
     pub mode: String,
-    /// Set unless the mode is a default.
+    /// Set if the configuration names a mode.
     #[serde(skip)]
     pub(super) mode_is_given: bool,
     pub iptables: Iptables,
@@ -65,7 +65,7 @@ pub struct Logging {
     pub flush_frequency: GoDuration,
     pub verbosity: u32,
     pub vmodule: Vec<VmoduleItem>,
-    /// The options of each format's buffers; kpx's log has no such buffers.
+    /// The options of each log format's buffers; kpx's log has no such buffers.
     pub options: BTreeMap<String, Value>,
 }
 
@@ -140,10 +140,10 @@ pub struct Conntrack {
     pub udp_stream_timeout: GoDuration,
 }
 
-/// The fields that kube-proxy's modes have in common, from the active mode's section.
+/// The fields that exist in the section of every mode, as set in the active mode's section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
-    /// The section that holds the periods.
+    /// The name of the section with the periods.
     pub section: &'static str,
     pub masquerade_bit: i32,
     pub masquerade_all: bool,
@@ -252,7 +252,7 @@ impl KubeProxyConfiguration {
     }
 }
 
-/// Completes an address of the form `IP:port`. A text that is not an address stays for validation.
+/// Completes an address to `IP:port`. Leaves a text that is not an address for validation.
 pub(super) fn with_port(address: &str, default_host: &str, default_port: u16) -> String {
     let (host, port) = match address.strip_prefix(':').map(str::parse) {
         Some(Ok(port)) => (default_host, port),

@@ -1,4 +1,4 @@
-//! Sets up the log: its level and its form.
+//! Sets up the log: its level and its format.
 
 use std::io::stderr;
 
@@ -22,7 +22,7 @@ pub(crate) fn start(logging: &Logging) {
     // Module names help only readers of debug lines.
     let has_modules = logging.verbosity >= 4 || std::env::var_os("RUST_LOG").is_some();
     let form = tracing_subscriber::fmt::layer().with_writer(stderr);
-    // An earlier logger of this process stays in use.
+    // If this process already has a logger, that logger stays in use.
     let _started = match logging.format.as_str() {
         "json" => subscriber.with(form.json()).try_init(),
         _ => subscriber
@@ -107,8 +107,8 @@ impl Configuration {
     }
 }
 
-/// Returns the filter. kube's own log lines are excluded: kube logs each failure, and kpx logs a
-/// lasting failure once as a problem.
+/// Returns the log filter for a verbosity. Omits kube's own log lines: kube logs each failure, and
+/// kpx logs a lasting failure once, as a problem.
 pub(super) fn filter(verbosity: u32) -> &'static str {
     match verbosity {
         0..=1 => "info,kube_client=off,kube_runtime=error",

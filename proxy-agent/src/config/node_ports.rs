@@ -1,4 +1,4 @@
-//! Decides which of the node's addresses serve node ports.
+//! Decides at which of the node's addresses node ports are reachable.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// The value of `--nodeport-addresses`. Empty: all addresses.
+/// The value of `--nodeport-addresses`. If empty, all addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePortAddresses {
-    /// True to include the node's primary addresses.
+    /// True if the node's primary addresses are included.
     primary: bool,
     nets: Vec<IpNet>,
 }
@@ -19,11 +19,11 @@ pub struct NodePortAddresses {
 pub enum Localhost {
     #[default]
     Off,
-    /// 127.0.0.1 unless other addresses are configured, and each loopback address configured by
-    /// name: kube-proxy's rule in mode iptables.
+    /// 127.0.0.1 unless other addresses are configured, and each loopback address that is
+    /// configured explicitly: kube-proxy's rule in mode iptables.
     Included,
-    /// The addresses configured by name, with local endpoints only under `externalTrafficPolicy:
-    /// Local`: kube-proxy's rule in mode nftables (KEP-6032).
+    /// The loopback addresses that are configured explicitly. Under `externalTrafficPolicy: Local`,
+    /// only with local endpoints. This is kube-proxy's rule in mode nftables (KEP-6032).
     Named,
 }
 
@@ -36,7 +36,7 @@ const LOCALHOSTS: [IpAddr; 2] = [
 impl NodePortAddresses {
     pub const PRIMARY: &str = "primary";
 
-    /// Adds an item of the option: a network or a keyword. Returns false if it is neither.
+    /// Adds an item of the option: a network or a keyword. Returns false if the item is neither.
     pub fn add(&mut self, item: &str) -> bool {
         let nets: &[&str] = match item {
             Self::PRIMARY => {
@@ -52,8 +52,8 @@ impl NodePortAddresses {
         nets.is_ok()
     }
 
-    /// Returns true if the address serves node ports to all clients; loopback addresses never do.
-    /// `primary` are the node's primary addresses.
+    /// Returns true if all clients can reach node ports at the address; never for a loopback
+    /// address. `primary` are the node's primary addresses.
     pub fn accepts(&self, addr: IpAddr, primary: &[IpAddr]) -> bool {
         let is_named = self.primary && primary.contains(&addr)
             || self.nets.iter().any(|net| net.contains(&addr));
@@ -62,7 +62,7 @@ impl NodePortAddresses {
 
     /// Returns the loopback addresses at which local processes reach node ports.
     pub fn localhosts(&self, localhost: Localhost) -> Vec<IpAddr> {
-        // A larger network that contains loopback addresses does not name them.
+        // A larger network that contains loopback addresses does not configure them explicitly.
         let is_named = |addr| {
             self.nets
                 .iter()
@@ -80,8 +80,8 @@ impl NodePortAddresses {
         LOCALHOSTS.into_iter().filter(serves).collect()
     }
 
-    /// Returns the addresses to listen on for a service at the node port addresses. The unspecified
-    /// address stands for a whole family. `own` are the node's addresses.
+    /// Returns the addresses to listen on for a server at the node port addresses. The unspecified
+    /// address stands for all addresses of its family. `own` are the node's addresses.
     pub fn listen_on(
         &self,
         own: impl IntoIterator<Item = IpAddr>,

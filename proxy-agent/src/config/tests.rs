@@ -33,7 +33,7 @@ fn run_args(line: &str) -> Result<RunArgs> {
     Ok(Run::try_parse_from(["kpx"].into_iter().chain(line.split_whitespace()))?.args)
 }
 
-/// Loads a configuration from flags alone.
+/// Loads a configuration from flags, without a file.
 fn load(line: &str) -> Result<Configuration> {
     Configuration::load(&run_args(line)?)
 }
@@ -76,7 +76,7 @@ impl ConfigFile {
         configuration.settings().unwrap()
     }
 
-    /// Returns the error of loading the file, without the file's folder.
+    /// Returns the error of loading the file, without the file's directory.
     fn error(&self, line: &str) -> String {
         let error = self
             .load(line)

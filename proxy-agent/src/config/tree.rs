@@ -1,4 +1,4 @@
-//! Access to the fields of a document by paths such as `iptables.syncPeriod`.
+//! Accesses the fields of a document by paths such as `iptables.syncPeriod`.
 
 use serde_json::{Map, Value};
 
@@ -20,7 +20,7 @@ pub(super) fn set(value: &mut Value, path: &str, new: Value) {
     *place = new;
 }
 
-/// Merges two documents; the fields of `over` win.
+/// Merges two documents. Where both set a field, `over` wins.
 pub(super) fn merge(under: Value, over: Value) -> Value {
     match (under, over) {
         (Value::Object(mut under), Value::Object(over)) => {
@@ -78,7 +78,8 @@ pub(super) fn path(dotted: &str) -> String {
     path
 }
 
-/// Joins the values of a repeated flag: lists and maps grow.
+/// Joins the values of a repeated flag. Lists and maps are merged; any other value replaces the
+/// first.
 pub(super) fn join(first: Value, more: Value) -> Value {
     match (first, more) {
         (Value::Array(first), Value::Array(more)) => first.into_iter().chain(more).collect(),

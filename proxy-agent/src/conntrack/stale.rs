@@ -1,11 +1,11 @@
-//! Deletes kube-proxy's conntrack entries for frontends that kpx translates. The kernel keeps them
-//! while packets come.
+//! Deletes kube-proxy's conntrack entries for frontends that kpx translates. The kernel keeps such
+//! entries while packets come.
 //!
-//! With kpx no netfilter rule translates frontends. Packets from pods and from outside are
-//! translated before netfilter, and a stale entry collides with theirs because its replies look the
-//! same. The host's own packets pass netfilter untranslated on their way into the anchor, where a
-//! stale entry sends them to a backend that may be gone. Netfilter's own entries for the host's
-//! packets translate nothing, and kpx keeps them.
+//! With kpx no netfilter rule translates frontends. Packets of pods and of clients outside are
+//! translated before netfilter. A stale entry collides with the entry of such a flow, because the
+//! replies of both look alike. The host's own packets pass netfilter untranslated on their way into
+//! the anchor, where a stale entry sends them to a backend that may be gone. Netfilter's own
+//! entries for the host's packets translate nothing, and kpx keeps them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,9 +29,9 @@ const COUNT: &str = "netfilter/nf_conntrack_count";
 /// The addresses and ports that clients dial by UDP.
 #[derive(Clone, Debug, Default)]
 pub struct Frontends {
-    /// The dialled sockets. A node port has the unspecified address.
+    /// The dialled addresses and ports. A node port has the unspecified address.
     dialled: BTreeSet<SocketAddr>,
-    /// The addresses that serve node ports.
+    /// This node's addresses, at which node ports are dialled.
     own: BTreeSet<IpAddr>,
 }
 
@@ -64,14 +64,14 @@ impl Frontends {
         self.dialled.contains(&at) || self.own.contains(&at.ip()) && is_node_port()
     }
 
-    /// Returns true if an entry with these tuples translates a frontend's address or port.
+    /// Returns true if an entry with these tuples translates the address or port of a frontend.
     fn are_translated(&self, original: &Tuple, reply: &Tuple) -> bool {
         reply.src != original.dst && self.has(original.dst)
     }
 }
 
-/// Returns the UDP sockets that clients dial, without redirected addresses: other programs may
-/// translate those.
+/// Returns the UDP addresses and ports that clients dial, except redirected addresses: other
+/// programs may translate those.
 fn dialled<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = SocketAddr> {
     let passes = |frontend: &Frontend<A>| {
         tables
@@ -87,7 +87,7 @@ fn dialled<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = SocketAddr
 }
 
 /// Deletes the entries that translate frontends. Returns the result for each family with frontends.
-/// Does nothing if the kernel tracks no connections or hides them from this process.
+/// Does nothing if the kernel tracks no connections or does not list them to this process.
 pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     if sysctl::read(COUNT)?.is_none_or(|count| count == "0") {
         return Ok(Vec::new());

@@ -8,16 +8,16 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// A stream whose writes fail if the far end takes no data for a time.
+/// A stream whose writes fail if the peer reads no data for some time.
 pub(super) struct Patient<S> {
     stream: S,
     patience: Option<Duration>,
-    /// The time limit of the pending write; None without one.
+    /// The deadline of the pending write; `None` if no write is pending.
     end: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Patient<S> {
-    /// Wraps a stream. `None` waits without limit.
+    /// Wraps a stream. If `patience` is `None`, writes may wait without limit.
     pub(super) const fn new(stream: S, patience: Option<Duration>) -> Self {
         Self {
             stream,
@@ -26,7 +26,7 @@ impl<S> Patient<S> {
         }
     }
 
-    /// Returns the result of a write, or an error once writes have waited too long.
+    /// Returns the result of a write, or an error if writes have waited too long.
     fn bounded<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -71,7 +71,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
-        // A socket has nothing to flush, and a flush would clear the pending write's limit.
+        // A socket has nothing to flush: a flush that is ready would clear the deadline of the
+        // pending write.
         if flushed.is_pending() {
             self.bounded(context, flushed)
         } else {

@@ -40,7 +40,7 @@ fn client_with_loopback_address_is_on_the_host() {
     }
 }
 
-/// Three pods' ordinary connections wait to be accepted by a busy agent. Then a load balancer
+/// Many connections of three pods wait to be accepted by a busy agent. Then a load balancer
 /// connects.
 #[tokio::test]
 async fn probe_that_waits_behind_connections_of_three_pods_is_answered() {
@@ -71,7 +71,7 @@ async fn header_of_16_kib_is_read_and_a_longer_one_refused() {
             "GET / HTTP/1.1\r\nHost: node\r\nX: {}\r\n\r\n",
             "x".repeat(bytes)
         );
-        // The server stops reading at its own limit.
+        // The write may fail, because the server stops reading at its limit.
         let _sent = client.write_all(header.as_bytes()).await;
         assert!(read_some(&mut client).await.starts_with(status), "{bytes}");
     }
@@ -88,7 +88,7 @@ async fn half_a_header_ends_the_connection_after_5_seconds() {
     }
 }
 
-/// Returns the client's end of a connection, and the server's task.
+/// Returns the client's side of a connection, and the server's task.
 fn conversation() -> (DuplexStream, JoinHandle<()>) {
     let (client, server) = duplex(1 << 10);
     (client, tokio::spawn(converse(server, router())))
@@ -108,7 +108,7 @@ async fn connect(host: u8, to: SocketAddr) -> TcpStream {
         .await
         .expect("the queue of the listener is full");
     let stream = connected.unwrap();
-    // The ports must not stay in TIME_WAIT.
+    // The reset on close keeps the ports out of TIME_WAIT.
     SockRef::from(&stream)
         .set_linger(Some(Duration::ZERO))
         .unwrap();

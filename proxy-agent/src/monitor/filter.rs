@@ -1,11 +1,11 @@
-//! Selects events for a reader.
+//! Selects events for a watcher.
 
 use std::net::IpAddr;
 
 use super::event::Event;
 use proxy_view::object_name::ObjectName;
 
-/// A reader's selection; every field that is set must match.
+/// A watcher's selection. An event must match every field that is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Filter {
     pub(crate) service: Option<ObjectName>,
@@ -19,8 +19,8 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// Returns true if the event matches. Lost events might have matched, so they count as
-    /// matching.
+    /// Returns true if the event matches. Lost events count as matching, because they might have
+    /// matched.
     pub(crate) fn wants(&self, event: &Event) -> bool {
         let is_decision = event.what == "decision";
         let kind = if self.decisions {

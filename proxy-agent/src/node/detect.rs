@@ -12,14 +12,14 @@ use proxy_net::link::{Link, LinkKind};
 /// The property that makes a client a local pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detector {
-    /// An address in these networks, at most one per family. A family without a network has no
-    /// detection.
+    /// The client's address is in these networks, at most one per family. A family without a
+    /// network has no detection.
     ClusterCidr(Vec<IpNet>),
-    /// An address in `spec.podCIDRs` of the Node object.
+    /// The client's address is in `spec.podCIDRs` of the Node object.
     NodeCidr,
-    /// A packet through this bridge.
+    /// The packet came through this bridge.
     Bridge(String),
-    /// A packet through a device with this name prefix.
+    /// The packet came through a device with this name prefix.
     Prefix(String),
 }
 
@@ -60,8 +60,8 @@ impl Detection {
         }
     }
 
-    /// Takes in the Node object's `spec.podCIDRs`. Returns an error if the detector has used other
-    /// networks: open flows keep their classification, so the agent must restart.
+    /// Takes over the Node object's `spec.podCIDRs`. Returns an error if the detector has used
+    /// other networks: open flows keep their classification, so the agent must restart.
     pub fn learn(&mut self, pod_cidrs: &[IpNet]) -> Result<()> {
         if self.detector != Detector::NodeCidr || self.pod_cidrs == pod_cidrs {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Finds the connections that may skip the stack once they are open, on hosts with conntrack.
+//! Finds the connections that may bypass the stack once they are open, on hosts with conntrack.
 
 use std::fmt;
 
@@ -8,30 +8,31 @@ use proxy_net::netfilter::Netfilter;
 
 use super::bypass_connections::{Among, Bypass, Facts};
 
-/// The connections to pods of this node that may skip the stack once their conntrack entry is
+/// The connections to pods of this node that may bypass the stack once their conntrack entry is
 /// liberal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Opened {
-    /// The reasons against.
+    /// No connection may, for these reasons.
     None(Vec<String>),
     Some {
         among: Among,
-        /// Why UDP exchanges with clients outside go through the network stack. `None` if they may
-        /// bypass it.
+        /// Why UDP exchanges with clients outside the cluster go through the network stack. `None`
+        /// if they may bypass it.
         not_outside: Option<String>,
     },
 }
 
 impl Opened {
-    /// Evaluates the rules for packets of open connections. `heeds_marks`: a routing rule matches
-    /// marks.
+    /// Evaluates the rules for packets of open connections. `heeds_marks` is set if a routing rule
+    /// matches marks.
     pub(super) fn judge(
         netfilter: &Netfilter,
         facts: &Facts,
         bypass: &Bypass,
         heeds_marks: bool,
     ) -> Self {
-        // The rules have no effect on any packet of bypass connections.
+        // For connections that may bypass the stack from their first packet on, the rules affect no
+        // packet.
         if let Bypass::Some { among, .. } = bypass {
             return Self::with_outside(netfilter, facts, among.clone(), heeds_marks);
         }
@@ -50,7 +51,8 @@ impl Opened {
         Self::None(against)
     }
 
-    /// Evaluates whether UDP exchanges with clients outside may skip the stack as well.
+    /// Evaluates whether UDP exchanges with clients outside the cluster may bypass the stack as
+    /// well.
     fn with_outside(netfilter: &Netfilter, facts: &Facts, among: Among, heeds_marks: bool) -> Self {
         let not_outside = match &facts.pods {
             None => Some("a pod's device belongs to another device".to_owned()),

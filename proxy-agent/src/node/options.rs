@@ -14,7 +14,7 @@ use crate::config::node_ports::{Localhost, NodePortAddresses};
 /// The operator's settings of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeOptions {
-    /// The node's own addresses, before those of its Node object.
+    /// The node's own addresses. They precede those of its Node object.
     pub node_ips: Vec<IpAddr>,
     /// The ranges of ClusterIPs, instead of those of the ServiceCIDR objects.
     pub service_cidrs: Vec<IpNet>,
@@ -30,7 +30,7 @@ pub struct NodeOptions {
     pub fast_path: FastPath,
     /// The pod routes of host mode.
     pub pod_routing: Option<PodRoutes>,
-    /// The settings that kpx obeys in another way, for `kpx status`.
+    /// The settings that kpx implements differently from kube-proxy, for `kpx status`.
     pub notices: Vec<String>,
 }
 
@@ -72,7 +72,7 @@ impl Default for NodeOptions {
 }
 
 impl NodeOptions {
-    /// Returns the loopback addresses that serve node ports.
+    /// Returns the loopback addresses at which local processes reach node ports.
     pub(crate) fn localhosts(&self) -> Vec<IpAddr> {
         self.node_ports.localhosts(self.localhost)
     }

@@ -22,13 +22,13 @@ pub(super) struct DevicePrograms {
     /// Set if lo carries a program. In host mode lo needs one only if a backend is a socket of this
     /// host.
     pub(super) hooks_lo: bool,
-    /// The problems in [`Health`] about devices without programs.
+    /// The problems about devices without programs that [`Health`] has.
     failing: BTreeSet<Problem>,
 }
 
 impl DevicePrograms {
-    /// Attaches the anchor's program. `is_node`: this host is a node, so lo always carries a
-    /// program.
+    /// Attaches the anchor's program. `is_node` is set if this host is a node, whose lo always
+    /// carries a program.
     pub(super) fn start(mut attachments: Attachments, anchor: u32, is_node: bool) -> Result<Self> {
         attachments.attach(anchor, anchor::NAME, Place::Anchor)?;
         let hooks_lo = is_node
@@ -44,7 +44,7 @@ impl DevicePrograms {
         })
     }
 
-    /// Attaches to every device the programs of its role. The next event retries failures.
+    /// Attaches to every device the programs of its role. The next device event retries failures.
     pub(super) fn attach(&mut self, devices: &Devices, health: &Health) {
         let without_egress = devices
             .links()
@@ -77,7 +77,7 @@ impl DevicePrograms {
     }
 
     /// Attaches programs to a device. A vanished device is not a failure: pods come and go, and the
-    /// next event reports it.
+    /// next event reports its removal.
     fn attach_to(&mut self, link: &Link, place: Place) -> Result<()> {
         let known = self.attachments.devices().contains_key(&link.index);
         let result = self.attachments.attach(link.index, &link.name, place);
@@ -121,8 +121,8 @@ impl DevicePrograms {
         Ok(())
     }
 
-    /// Restores detached programs, and returns their list. A device with one program missing serves
-    /// no client, so the other program may also be missing for a moment.
+    /// Reattaches detached programs, and returns their names. kpx detaches a device's second
+    /// program before it reattaches both: a device with one program serves no client anyway.
     pub(super) async fn verify(
         &mut self,
         handle: &Handle,
@@ -172,8 +172,8 @@ impl DevicePrograms {
         Ok(gone)
     }
 
-    /// Keeps the list of this host's changes up to date, and restores undone changes. Returns the
-    /// number of restored changes.
+    /// Updates the list of this host's changes, and restores undone changes. Returns the number of
+    /// restored changes.
     pub(super) fn verify_changes(&self, devices: &Devices) -> Result<u64> {
         let Some(changes) = self.attachments.changes() else {
             return Ok(0);

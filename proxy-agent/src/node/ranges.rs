@@ -1,5 +1,5 @@
-//! Finds the networks in the ranges of ClusterIPs that have other uses as well: the node has routes
-//! there, or pods are there.
+//! Finds the networks in the ranges of ClusterIPs that also have another use: the node's routes, or
+//! pods.
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -37,13 +37,13 @@ pub(super) struct Ranges {
     /// The ranges of ClusterIPs and the networks of pods, as of the last pass.
     cidrs: Vec<IpNet>,
     pods: Vec<IpNet>,
-    /// The node's routes within the ranges. None until they are read for the current ranges.
+    /// The node's routes within the ranges. `None` until they are read for the current ranges.
     pub(super) routes: Option<Vec<IpNet>>,
     shared: SharedNetworks,
-    /// The part of the route watch that is limited to the ranges. None if the watch covers all
+    /// The networks of the route watch, limited to the ranges. `None` if the watch covers all
     /// routes.
     watched: Option<WatchedNets>,
-    /// Set when routes are first read for the ranges: the programs need the ranges then.
+    /// Set when routes are first read for the current ranges: then the programs need these ranges.
     is_news: bool,
 }
 
@@ -57,8 +57,8 @@ impl Ranges {
         }
     }
 
-    /// Takes in the ranges and the networks of pods. Returns true if routes were first read since
-    /// the last call.
+    /// Takes over the ranges and the networks of pods. Returns true if routes were first read for
+    /// the ranges since the last call.
     pub(super) fn learn(&mut self, cidrs: &[IpNet], pods: Vec<IpNet>) -> bool {
         if self.cidrs != cidrs {
             self.cidrs = cidrs.to_vec();
@@ -97,7 +97,8 @@ impl Ranges {
         }
     }
 
-    /// Until the routes are read, the ranges count as shared, so that no packet is dropped.
+    /// Evaluates which networks are shared. Until the routes are read, all ranges count as shared,
+    /// so that no packet is dropped.
     fn judge(&mut self) {
         self.shared = match &self.routes {
             Some(routes) => SharedNetworks::of(&self.cidrs, &self.pods, routes),

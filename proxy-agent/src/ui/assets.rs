@@ -1,15 +1,15 @@
-//! The files of the page, which are part of the binary.
+//! The page's files, which are part of the binary.
 
 use axum::Router;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-/// The hash of a file's content, by which a browser notices another version of the agent.
+/// The hash of a file's content. A browser compares it to find files of another kpx version.
 const CRC: crc::Crc<u64> = crc::Crc::<u64>::new(&crc::CRC_64_XZ);
 
 struct Asset {
-    /// The path below `/ui/`.
+    /// The file's path below `/ui/`.
     name: &'static str,
     content_type: &'static str,
     content: &'static str,
@@ -52,7 +52,7 @@ static ASSETS: [Asset; 22] = assets! {
     "trace.js": SCRIPT,
 };
 
-/// Returns the page at `/ui/`, and its other files below it.
+/// Returns `/ui/` with the page, and the paths of its other files.
 pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     ASSETS.iter().fold(Router::new(), |router, asset| {
         let path = if asset.name == PAGE {
@@ -69,8 +69,7 @@ pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
-/// Serves a file. The browser must check its copy each time, because the agent may have been
-/// replaced.
+/// Serves a file. The browser must validate its copy each time, because kpx may have been upgraded.
 fn serve(asset: &Asset, tag: &HeaderValue, request: &HeaderMap) -> Response {
     let caching = [
         (header::ETAG, tag.clone()),

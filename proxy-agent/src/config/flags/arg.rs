@@ -1,4 +1,4 @@
-//! Defines the flags for clap, and parses each value into that of its field.
+//! Defines the flags for clap, and parses each value into the value of its field.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _, ValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueHint};
@@ -127,7 +127,8 @@ impl Flag {
                 .num_args(1)
                 .allow_hyphen_values(matches!(self.kind, Kind::Integer | Kind::Number)),
         };
-        // A repeated list grows; any other repeated flag replaces the earlier value.
+        // Lists collect the values of a repeated flag. Other repeated flags replace the earlier
+        // value.
         let arg = match self.kind {
             Kind::List | Kind::Gates => arg.action(ArgAction::Append),
             _ => arg.action(ArgAction::Set).overrides_with(self.name),
@@ -223,7 +224,7 @@ impl Kind {
     }
 }
 
-/// Returns a parser of a closed choice. An empty value is valid, and means unset.
+/// Returns a parser of a closed choice. An empty value is valid and means unset.
 fn one_of(values: impl Iterator<Item = PossibleValue>) -> ValueParser {
     PossibleValuesParser::new(values.chain([PossibleValue::new("").hide(true)]))
         .map(Value::from)
