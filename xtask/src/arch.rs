@@ -1,4 +1,4 @@
-//! The architectures of releases, and the tools for building the foreign one.
+//! The architectures of releases, and the tools to build for a foreign architecture.
 
 use std::env::consts;
 use std::process::Command;
@@ -25,7 +25,7 @@ impl Arch {
             .find(|arch| arch.name() == consts::ARCH)
     }
 
-    /// Returns Rust's name, used in file names.
+    /// Returns Rust's name of the architecture, used in file names.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64",
@@ -33,7 +33,7 @@ impl Arch {
         }
     }
 
-    /// Returns Go's name, used by OCI.
+    /// Returns Go's name of the architecture, used by OCI.
     pub(crate) fn go_name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -41,7 +41,7 @@ impl Arch {
         }
     }
 
-    /// Returns true if this machine runs its programs without emulation.
+    /// Returns true if this machine runs programs of this architecture without emulation.
     pub(crate) fn is_native(self) -> bool {
         self.name() == consts::ARCH
     }
@@ -54,13 +54,14 @@ impl Arch {
         format!("{}-linux-gnu-gcc", self.name())
     }
 
-    /// Returns the emulator for programs of this architecture; `None` if the kernel runs them.
+    /// Returns the emulator for programs of this architecture; `None` if this machine runs them
+    /// itself.
     pub(crate) fn emulator(self) -> Option<String> {
         (!self.is_native()).then(|| format!("qemu-{}-static", self.name()))
     }
 
-    /// Installs the tools to build kpx for a foreign architecture, or fails with the commands to
-    /// type.
+    /// Installs the tools to build kpx for a foreign architecture. If that fails, the error has the
+    /// commands to type.
     pub(crate) fn ensure_tools(self) -> Result<()> {
         let missing = || {
             let targets =
@@ -70,7 +71,7 @@ impl Arch {
         setup::install(&format!("kpx for {}", self.go_name()), missing)
     }
 
-    /// Returns the missing steps. `targets` are rustup's installed targets.
+    /// Returns the missing installation steps. `targets` are rustup's installed targets.
     fn missing(self, targets: &str, has: impl Fn(&str) -> bool) -> Vec<Install> {
         let Some(emulator) = self.emulator() else {
             return Vec::new();
@@ -99,7 +100,7 @@ impl Arch {
             .collect()
     }
 
-    /// Sets a cargo command to build for this architecture, with the kernel programs of `object`.
+    /// Makes a cargo command build for this architecture, with the kernel programs of `object`.
     pub(crate) fn choose(self, cargo: &mut Command, object: &std::path::Path) {
         let triple = self.triple();
         let compiler = self.compiler();

@@ -1,4 +1,5 @@
-//! Installs axe-core, with which tests check the web page's accessibility. kpx does not contain it.
+//! Installs axe-core, which tests use to check the web page's accessibility. kpx does not contain
+//! it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,10 +11,10 @@ use crate::{shell, step, workspace};
 
 /// The npm package, by Deque Systems under the MPL-2.0.
 const PACKAGE: &str = "axe-core@4.14.1";
-/// The script that a page runs.
+/// The script that the page under test runs.
 const FILE: &str = "package/axe.min.js";
 
-/// Installs axe-core if it is missing. Without it only the tests of the web page fail.
+/// Installs axe-core if it is missing. On failure, only the tests of the web page fail.
 pub(crate) fn ensure() -> Option<PathBuf> {
     own()
         .inspect_err(|error| {

@@ -1,12 +1,13 @@
-//! Detects what this machine has for the build and the tests; `setup` decides.
+//! Detects the tools that this machine has for the build and the tests; `setup` decides what to
+//! install.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::shell::{has_sudo, is_executable, is_root, output, which};
 
-/// Debian's Rust for web browsers: newer than its `rustc`, with a prebuilt `core` for the BPF
-/// target.
+/// Debian's Rust for building web browsers. It is newer than Debian's `rustc`, and has a prebuilt
+/// `core` for the BPF target.
 pub(crate) const COMPILER_PACKAGES: &[&str] =
     &["rustc-web", "cargo-web", "libstd-rust-web-dev-bpf"];
 /// The libraries that bpf-linker links against.
@@ -17,9 +18,9 @@ pub(crate) const LLVM_PACKAGES: &[&str] = &[
     "zlib1g-dev",
 ];
 pub(crate) const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
-/// The LLVM version of these packages.
+/// The LLVM version of [`COMPILER_PACKAGES`] and [`LLVM_PACKAGES`].
 pub(crate) const DEBIAN_LLVM: u32 = 22;
-/// The lab's tools and their packages.
+/// The programs that the lab needs, with their packages.
 pub(crate) const TOOLS: &[(&str, &str)] = &[
     ("ip", "iproute2"),
     ("nft", "nftables"),
@@ -35,10 +36,10 @@ pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
     ("chromedriver", "chromium-driver"),
 ];
 
-/// The facts for `setup`.
+/// The tools of this machine, as `setup` needs them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Machine {
-    /// True on a Debian whose packages xtask may install.
+    /// True on a Debian system where xtask may install packages.
     pub(crate) apt: bool,
     pub(crate) rustup: bool,
     /// The major LLVM version of Debian's rustc, if rustc can build for the BPF target.
@@ -115,7 +116,7 @@ fn nightly_llvm() -> Option<u32> {
     llvm_major(&output("rustup", &["run", "nightly", "rustc", "-vV"])?)
 }
 
-/// Returns the bpf-linker of `cargo install`, or the bpf-linker on the PATH.
+/// Returns the bpf-linker that `cargo install` installed, else the bpf-linker on the PATH.
 fn linker() -> Option<Linker> {
     let cargo_home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
@@ -126,7 +127,7 @@ fn linker() -> Option<Linker> {
     let path = installed.or_else(|| which("bpf-linker"))?;
     let about = output(&path, &["--version"])?;
     let version = about.trim().strip_prefix("bpf-linker ")?.to_owned();
-    // bpf-linker does not print its LLVM version, but passes arguments to LLVM.
+    // bpf-linker itself does not print its LLVM version, but passes arguments to LLVM.
     let asked = [
         "--target",
         "bpfel",
@@ -144,8 +145,8 @@ fn linker() -> Option<Linker> {
 }
 
 fn installed_packages() -> Vec<String> {
-    // dpkg-query fails if a package is unknown, and still lists the others; `output` would drop
-    // that list.
+    // dpkg-query fails if a package is unknown, but still lists the known packages. `output` would
+    // drop this list.
     let query = std::process::Command::new("dpkg-query")
         .args(["-W", "-f", "${Package} ${db:Status-Status}\\n"])
         .args([COMPILER_PACKAGES, LLVM_PACKAGES].concat())
@@ -159,7 +160,8 @@ fn installed_packages() -> Vec<String> {
         .collect()
 }
 
-/// Parses the 22 of rustc's "LLVM version: 22.1.8" and of LLVM's own "Debian LLVM version 22.1.8".
+/// Returns the major version from rustc's "LLVM version: 22.1.8" or from LLVM's own "Debian LLVM
+/// version 22.1.8".
 fn llvm_major(about: &str) -> Option<u32> {
     let (_, version) = about.split_once("LLVM version")?;
     version

@@ -1,7 +1,7 @@
-//! Finds or installs the tools for the build and the tests, without questions.
+//! Finds or installs the tools for the build and the tests, and asks nothing.
 //!
-//! A pure function decides on the next step from the facts and the steps tried so far. A loop
-//! collects facts, runs the step and repeats. No step runs twice, so the loop ends.
+//! A pure function decides on the next step, from facts about the machine and from the steps tried
+//! so far. A loop collects facts, runs the step and repeats. No step runs twice, so the loop ends.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -21,11 +21,11 @@ const LINKER_VERSION: &str = "0.13.0";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     Build,
-    /// The tools to build, and to run kpx in network namespaces.
+    /// The tools of `Build`, and the tools to run kpx in network namespaces.
     Lab,
-    /// Those of `Lab`, and the tools that load kube-proxy's rules for comparison.
+    /// The tools of `Lab`, and the tools that load kube-proxy's rules for comparison.
     Bench,
-    /// Those of `Lab`, and the additional tools of tests.
+    /// The tools of `Lab`, and the additional tools of tests.
     Tests,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Installs the missing tools, or fails with the commands that would install them.
+/// Installs the missing tools. If that fails, the error has the commands that would install them.
 pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
     let mut tried = Vec::new();
     loop {
@@ -90,7 +90,7 @@ pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
 enum Next {
     Ready(Toolchain),
     Take(Install),
-    /// No step is left; the text has the commands that the user must run.
+    /// No step remains. The text has the commands that the user must run.
     Stuck(String),
 }
 
@@ -104,8 +104,8 @@ pub(crate) enum Install {
     Linker(Compiler),
 }
 
-/// Installs the missing items once, or fails with the commands that would install them. `missing`
-/// checks the machine.
+/// Runs each possible step of `missing` once. If steps are still missing then, the error has their
+/// commands.
 pub(crate) fn install(what: &str, missing: impl Fn() -> Vec<Install>) -> Result<()> {
     let steps = missing();
     if steps.is_empty() {
@@ -127,7 +127,8 @@ pub(crate) fn install(what: &str, missing: impl Fn() -> Vec<Install>) -> Result<
     Ok(())
 }
 
-/// Returns the next step: of the toolchain with fewer missing steps, or of Debian's in a tie.
+/// Returns the next step for the compiler with fewer missing steps, or for Debian's compiler in a
+/// tie.
 fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
     let ways = [Compiler::Debian, Compiler::Nightly]
         .map(|compiler| (compiler, missing(machine, need, compiler)));
@@ -149,7 +150,7 @@ fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
     }
 }
 
-/// Returns the missing steps for this compiler, in order.
+/// Returns the missing steps for this compiler, in the order in which they must run.
 fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
     let mut packages = Vec::new();
     let (llvm, has_compiler) = match compiler {
@@ -201,8 +202,8 @@ fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
         .collect()
 }
 
-/// Returns true if the linker can read the compiler's output: LLVM reads output of older versions,
-/// never of newer versions.
+/// Returns true if the linker can read the compiler's output. LLVM reads the output of older
+/// versions, but not of newer versions.
 fn fits(linker: &Linker, llvm_of_compiler: u32) -> bool {
     linker.version == LINKER_VERSION && linker.llvm >= llvm_of_compiler
 }
@@ -248,7 +249,7 @@ impl Install {
 }
 
 fn apt_get(args: &[&str]) -> Command {
-    // Without root this step is only shown.
+    // Without root rights the command is only shown.
     let prefix = shell::root_prefix().unwrap_or(&["sudo"]);
     let words = [
         prefix,
@@ -260,8 +261,8 @@ fn apt_get(args: &[&str]) -> Command {
 }
 
 fn install_linker(compiler: Compiler) -> Command {
-    // Nearly all of the linker's work happens in LLVM, which is optimised in any case; an
-    // unoptimised bpf-linker builds three times as fast.
+    // An unoptimised bpf-linker builds three times as fast, and hardly runs slower: nearly all of
+    // its work happens in LLVM, which is optimised.
     let mut cargo = command(
         "cargo",
         &[
@@ -274,15 +275,15 @@ fn install_linker(compiler: Compiler) -> Command {
         ],
     );
     cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    // A concurrent build of kpx holds the lock of its target directory while it waits for this
-    // installation.
+    // A concurrent build of kpx waits for this installation, and holds the lock on its own target
+    // directory.
     cargo.args([
         "--target-dir".as_ref(),
         std::env::temp_dir().join("kpx-bpf-linker").as_os_str(),
     ]);
     workspace::forget_xtask(&mut cargo);
     if compiler == Compiler::Debian {
-        // The build's default is Debian's default LLVM, which is too old.
+        // bpf-linker's build would use Debian's default LLVM, which is too old.
         cargo.env("LLVM_PREFIX", LLVM_PREFIX);
         cargo.args([
             "--no-default-features",
@@ -299,7 +300,7 @@ fn command(program: &str, args: &[&str]) -> Command {
     command
 }
 
-/// Explains why no step is left, and lists commands that would help.
+/// Explains why no step remains, and lists commands that would help.
 fn help(machine: &Machine, ways: &[(Compiler, Vec<Install>)]) -> String {
     let mut text = String::from("something is missing that could not be installed from here\n");
     if let Some(linker) = &machine.linker {

@@ -10,7 +10,7 @@ fn linker(version: &str, llvm: u32) -> Option<Linker> {
     })
 }
 
-/// Returns a machine with everything that Debian offers.
+/// Returns a machine with all tools that Debian offers.
 fn debian() -> Machine {
     Machine {
         apt: true,
@@ -62,8 +62,8 @@ fn take(machine: &mut Machine, install: &Install) {
     }
 }
 
-/// Takes steps until the end, and returns them with the end. `works` selects the steps that
-/// succeed.
+/// Runs steps until the loop ends. Returns the steps and the last decision. `works` selects the
+/// steps that succeed.
 fn walk(
     mut machine: Machine,
     need: Need,
@@ -91,7 +91,7 @@ fn ready(compiler: Compiler) -> Next {
     })
 }
 
-/// Returns a machine with nightly and its linker, without packages.
+/// Returns a machine with rustup's nightly and its linker, and without Debian's packages.
 fn nightly() -> Machine {
     Machine {
         rustup: true,

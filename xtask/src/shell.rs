@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Runs a command to its end, with its output on the terminal.
+/// Runs a command to its end. Its output goes to the terminal.
 pub(crate) fn run(mut command: Command) -> Result<()> {
     let status = command
         .status()
@@ -18,7 +18,7 @@ pub(crate) fn run(mut command: Command) -> Result<()> {
     Ok(())
 }
 
-/// Returns the command at low priority (`nice`).
+/// Returns the command with low priority (`nice`).
 pub(crate) fn nice(command: &Command) -> Command {
     let mut nice = Command::new("nice");
     nice.args(["-n", "19"])
@@ -34,7 +34,7 @@ pub(crate) fn nice(command: &Command) -> Command {
     nice
 }
 
-/// Returns both outputs of a command; `None` if it cannot run or fails.
+/// Returns standard output and standard error of a command; `None` if it cannot run or fails.
 pub(crate) fn output(program: impl AsRef<OsStr>, args: &[&str]) -> Option<String> {
     let output = Command::new(program)
         .args(args)
@@ -70,7 +70,7 @@ pub(crate) fn show(command: &Command) -> String {
         .join(" ")
 }
 
-/// Finds a program, including in the system's directories outside a plain user's PATH.
+/// Finds a program on the PATH, or in the system directories that a plain user's PATH omits.
 pub(crate) fn which(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
@@ -85,7 +85,7 @@ pub(crate) fn is_executable(file: &Path) -> bool {
 }
 
 pub(crate) fn is_root() -> io::Result<bool> {
-    // The owner of a process' directory in /proc is its effective user.
+    // The owner of a process's directory in /proc is the effective user of the process.
     Ok(fs::metadata("/proc/self")?.uid() == 0)
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn has_sudo() -> bool {
     output("sudo", &["-n", "true"]).is_some()
 }
 
-/// Returns the prefix of a command that must run as root; empty for root.
+/// Returns the prefix for a command that must run as root; empty if this process runs as root.
 pub(crate) fn root_prefix() -> Result<&'static [&'static str]> {
     if is_root().context("read /proc/self")? {
         return Ok(&[]);

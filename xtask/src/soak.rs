@@ -1,4 +1,4 @@
-//! Builds kpx, and runs operators' actions against it under load.
+//! Builds kpx, and runs scenarios of operation against it under load.
 
 use std::ffi::OsString;
 
@@ -7,12 +7,12 @@ use anyhow::Result;
 use crate::setup::{self, Need};
 use crate::{build, shell, workspace};
 
-/// Builds kpx and the load generator optimised.
+/// The argument that builds kpx and the load generator optimised.
 const RELEASE: &str = "--release";
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
-    // The build takes this argument; the scenarios take the rest.
+    // This argument is for the build; the other arguments are for the scenarios.
     let release = args.iter().any(|arg| arg == RELEASE);
     let mut args = args.to_vec();
     args.retain(|arg| arg != RELEASE);

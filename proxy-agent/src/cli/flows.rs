@@ -80,7 +80,7 @@ pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
 
 impl FlowsArgs {
     /// Returns the flows with the most recent packets of the client, newest first. The agent sends
-    /// them in no order.
+    /// flows unsorted.
     async fn newest(&self, mut lines: Lines, limit: usize) -> Result<Vec<FlowView>> {
         let mut flows = Vec::new();
         while let Some(line) = lines.next().await? {
@@ -90,7 +90,7 @@ impl FlowsArgs {
                 continue;
             }
             flows.push(flow);
-            // Sorting whenever the buffer is twice the limit bounds the memory.
+            // To sort and cut the buffer at twice the limit bounds the memory.
             if flows.len() >= limit.saturating_mul(2) {
                 keep_newest(&mut flows, limit);
             }
@@ -108,7 +108,7 @@ impl FlowsArgs {
     }
 }
 
-/// Sorts and deduplicates the flows, and keeps the first `limit`.
+/// Sorts and deduplicates the flows, and keeps the first `limit` flows.
 fn keep_newest(flows: &mut Vec<FlowView>, limit: usize) {
     let key = |flow: &FlowView| (flow.idle_secs, flow.client, flow.frontend, flow.from_node);
     flows.sort_unstable_by(|a, b| {

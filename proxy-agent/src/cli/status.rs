@@ -147,7 +147,7 @@ fn head(status: &Status, form: Form) -> String {
                     .join(", "),
             ),
         ),
-        // The options follow, one per line.
+        // The options follow, one per row.
         ("Options:", Cell::new("")),
     ];
     let is_node = status.mode != Mode::Host.to_string();
@@ -192,7 +192,7 @@ fn head(status: &Status, form: Form) -> String {
     form.sentences(&[], rows.map(|(name, value)| vec![cell(name), value]))
 }
 
-/// Describes the node's health, and the changes that the agent misses.
+/// Describes the node's health, and the kinds of objects whose changes the agent misses.
 fn health(status: &Status) -> Cell {
     let unheard = status.unheard.as_ref().filter(|_| status.complete).map(
         |UnheardStatus { since, kinds }| {
@@ -249,7 +249,7 @@ fn counted(number: usize, role: &str) -> String {
     }
 }
 
-/// Describes the name server: `*.cluster.local at 127.0.0.153:53, used by systemd-resolved`.
+/// Describes the DNS server: `*.cluster.local at 127.0.0.153:53, used by systemd-resolved`.
 fn served_names(names: &NamesStatus) -> String {
     let why = names
         .why_not
@@ -291,7 +291,8 @@ fn tunnelled(tunnel: &TunnelStatus) -> Cell {
     }
 }
 
-/// Counts pods by the path of their sockets: `3 by sockets, 1 on the host's network; by packets: 2 in a mesh`.
+/// Counts pods by how their packets are translated:
+/// `3 by sockets, 1 on the host's network; by packets: 2 in a mesh`.
 fn ways(pods: &PodsStatus) -> String {
     let count = |path: &str| pods.pods.iter().filter(|pod| pod.path == path).count();
     let mut groups = BTreeMap::<_, usize>::new();
@@ -317,7 +318,7 @@ fn ways(pods: &PodsStatus) -> String {
     }
 }
 
-/// Lists the pods with their path and its reason.
+/// Lists the pods, each with how its packets are translated and why.
 fn pods(status: &Status, form: Form) -> String {
     let pods = status.pods.iter().flat_map(|pods| &pods.pods);
     let rows = pods.map(|pod| {
@@ -330,7 +331,7 @@ fn pods(status: &Status, form: Form) -> String {
     form.sentences(&["POD", "SOCKETS", "WHY"], rows)
 }
 
-/// Describes the fate of Services while no agent runs, and its colour.
+/// Describes what happens to Services while no agent runs, and returns the text's colour.
 fn restarts(status: &Status) -> (fn(&'static str) -> Cell, &'static str) {
     match status.kept_by.as_str() {
         "pins" => (
@@ -356,7 +357,7 @@ fn restarts(status: &Status) -> (fn(&'static str) -> Cell, &'static str) {
     }
 }
 
-/// Returns the options, restarts and pods, as pairs of name and value in the words of the command.
+/// Returns the options, restarts and pods as pairs of name and value, worded as in `kpx status`.
 pub(crate) fn named_options(status: &Status) -> Vec<(&'static str, String)> {
     let is_node = status.mode != Mode::Host.to_string();
     let restarts = is_node.then(|| ("restarts", restarts(status).1.to_owned()));
@@ -420,7 +421,8 @@ fn options(status: &Status, is_node: bool) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// Describes the addresses of node ports: `all addresses, and 127.0.0.1 for this host`.
+/// Describes the addresses at which node ports are reachable:
+/// `all addresses, and 127.0.0.1 for this host`.
 fn node_ports(options: &OptionsStatus) -> String {
     let OptionsStatus {
         node_port_addresses,
@@ -464,7 +466,7 @@ fn socket_lb(status: &Status) -> String {
     }
 }
 
-/// Lists the reasons for bad health, the objects that are not served, and the notices.
+/// Lists the problems, the objects that are not served, and the notices.
 fn problems(status: &Status, form: Form) -> String {
     let problems = status.problems.iter().map(|problem| {
         vec![
@@ -523,7 +525,8 @@ fn families(status: &Status, form: Form) -> String {
     )
 }
 
-/// Lists the maps with entries; `wide` lists all maps, including maps without a count.
+/// Lists the maps that have entries; `wide` lists all maps, including maps without a known number
+/// of entries.
 fn maps(status: &Status, form: Form) -> String {
     let is_old = |name: &String| {
         status
@@ -552,7 +555,7 @@ fn maps(status: &Status, form: Form) -> String {
     form.table(&["MAP", "ENTRIES", "MAX", "FULL"], shown.map(row))
 }
 
-/// Formats the fill of a map: yellow from 70 %, red from 90 %, where it needs action.
+/// Formats the fill of a map: yellow from 70 %, red from 90 %, where the operator must act.
 fn full(fill: &MapFill) -> Cell {
     let Some(entries) = fill.entries else {
         return cell("");

@@ -47,7 +47,7 @@ pub(super) fn command() -> Command {
     })
 }
 
-/// Returns the examples by command; a subcommand of `cluster` has two words.
+/// Returns the examples by command. A subcommand of `cluster` has a name of two words.
 fn all_examples() -> impl Iterator<Item = (String, &'static [Example])> {
     let of_cluster = proxy_cluster::EXAMPLES
         .iter()
@@ -69,7 +69,7 @@ fn with_examples(command: Command, path: &[&str], examples: &[Example]) -> Comma
 
 impl Cli {
     /// Parses a command line. Ends the process after a usage error, a request for help, or a
-    /// shell's request for completion.
+    /// shell's completion request.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Self {
         CompleteEnv::with_factory(|| with_names(command()))
             .var(ASKS)
@@ -85,15 +85,15 @@ impl Cli {
 
 /// Prints a usage error or the help, and ends the process.
 fn end(mut error: clap::Error) -> ! {
-    // A similar value is the fix; the list of all values would hide it.
+    // A similar value is the likely fix, and the list of all values would hide it.
     if error.get(ContextKind::SuggestedValue).is_some() {
         error.remove(ContextKind::ValidValue);
     }
     error.exit()
 }
 
-/// Adapts usages to the program's name: as kube-proxy or as kubectl's plugin, the subcommand is
-/// implicit.
+/// Adapts the usage texts to the program's name. Under the names of kube-proxy and of kubectl's
+/// plugin, the subcommand is implicit.
 fn called_as(command: Command, program: Option<&OsString>) -> Command {
     let program = program
         .and_then(|path| Path::new(path).file_name())
@@ -186,7 +186,7 @@ fn see_also(command: &Command) -> Vec<Example> {
     ALL.into_iter().filter(|(page, _)| *page != own).collect()
 }
 
-/// Writes a section of terms and meanings, unless the list is empty.
+/// Writes a section of terms and meanings. Writes nothing for an empty list.
 fn list(out: &mut dyn io::Write, heading: &str, items: &[Example]) -> io::Result<()> {
     if items.is_empty() {
         return Ok(());

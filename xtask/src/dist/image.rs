@@ -1,5 +1,5 @@
-//! Writes a container image without a container engine: an OCI layout of one layer in a tar file.
-//! It includes Docker's manifest list, for tools that read only that.
+//! Writes a container image without a container engine: an OCI layout with one layer, in a tar
+//! file. Includes Docker's manifest list, for tools that read only that list.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -21,11 +21,12 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// The name of the image. Its registry `localhost` never answers, so no node pulls a stranger's
+/// The name of the image. The registry `localhost` never answers, so no node pulls somebody else's
 /// image.
 const NAME: &str = "localhost/kpx";
 
-/// Returns an image `localhost/kpx:VERSION` for the architectures; `roots` are the contents.
+/// Returns an image `localhost/kpx:VERSION` for the architectures. `roots` are the contents, `time`
+/// is in seconds since 1970.
 pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<Vec<u8>> {
     let mut blobs = Blobs::default();
     let images = roots
@@ -33,7 +34,8 @@ pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<V
         .map(|(arch, root)| manifest(&mut blobs, *arch, root, version, time));
     let images = images.collect::<Result<Vec<_>>>()?;
     let of_one = <[(Value, Value); 1]>::try_from(images.clone()).ok();
-    // Several images have an index, which has the name; a node selects its architecture's image.
+    // For several architectures an index gets the name, and a node selects the image of its
+    // architecture.
     let mut named = match &of_one {
         Some([(manifest, _)]) => manifest.clone(),
         None => {
@@ -66,7 +68,7 @@ pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<V
     files.tar(time)
 }
 
-/// Adds the image of an architecture. Returns its descriptor, and its entry in Docker's manifest
+/// Adds the image of an architecture. Returns its descriptor, and its entry for Docker's manifest
 /// list.
 fn manifest(
     blobs: &mut Blobs,
@@ -102,7 +104,7 @@ fn manifest(
     ))
 }
 
-/// Unpacks an image like a container engine, and runs kpx in it by both names. Needs root.
+/// Unpacks an image as a container engine does, and runs kpx in it under both names. Needs root.
 pub(super) fn try_out(image: &Path, arch: Arch) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
     let layout = folder.path().join("layout");
@@ -112,7 +114,7 @@ pub(super) fn try_out(image: &Path, arch: Arch) -> Result<()> {
         .context("unpack the image")?;
     unpack_layers(&layout, &root, arch)?;
     let prefix = shell::root_prefix()?;
-    // An emulator is static, so it runs inside the image.
+    // The emulator is a static program, so it runs inside the image.
     let emulator = arch.emulator();
     if let Some(emulator) = &emulator {
         let path = shell::which(emulator).with_context(|| format!("find {emulator}"))?;

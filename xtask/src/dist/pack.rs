@@ -16,7 +16,7 @@ pub(super) enum Entry {
     Link(String),
 }
 
-/// The entries by relative path with `/`.
+/// Files and links by relative path, with `/`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Files(BTreeMap<String, Entry>);
 
@@ -77,7 +77,7 @@ impl Files {
         )
     }
 
-    /// Makes a tar archive; `time` is in seconds since 1970.
+    /// Returns a tar archive of the files; `time` is in seconds since 1970.
     pub(super) fn tar(&self, time: u64) -> Result<Vec<u8>> {
         let mut tar = Builder::new(Vec::new());
         for folder in self.folders() {
@@ -110,7 +110,7 @@ impl Files {
         gzip(&self.tar(time)?)
     }
 
-    /// Returns the folders above the files, each after its parent.
+    /// Returns the directories above the files, each after its parent.
     fn folders(&self) -> Vec<String> {
         let above = |path: &String| {
             Path::new(path)
@@ -143,7 +143,7 @@ fn header(kind: EntryType, mode: u32, size: u64, time: u64) -> Header {
     header
 }
 
-/// Compresses without name and time in the header.
+/// Compresses bytes. The header has neither name nor time.
 pub(super) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     const UNKNOWN_SYSTEM: u8 = 255;
     let mut gzip = GzBuilder::new()

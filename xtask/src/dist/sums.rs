@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 const NAME: &str = "SHA256SUMS";
 
-/// Returns the digest in lower-case hexadecimal.
+/// Returns the SHA-256 digest in lower-case hexadecimal.
 pub(super) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()
@@ -27,7 +27,7 @@ pub(super) fn write(folder: &Path, names: &[String]) -> Result<()> {
         .with_context(|| format!("write {NAME}"))
 }
 
-/// Reads all files again, and returns their names and sizes in bytes.
+/// Reads all listed files, checks their sums, and returns their names and sizes in bytes.
 pub(super) fn verify(folder: &Path) -> Result<Vec<(String, usize)>> {
     let text = fs::read_to_string(folder.join(NAME)).with_context(|| format!("read {NAME}"))?;
     let lines = text.lines().map(|line| {

@@ -12,8 +12,8 @@ use crate::shell;
 pub(crate) struct TestCounts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    /// Tests that failed in parallel and passed alone. They count neither as passed nor as failed:
-    /// each has a cause to find.
+    /// The number of tests that failed in parallel and passed alone. They count neither as passed
+    /// nor as failed: each has a cause to find.
     pub(crate) alone: u64,
 }
 
@@ -35,7 +35,7 @@ impl TestCounts {
         Ok(())
     }
 
-    /// Prints the tally as the last line, after the error.
+    /// Prints the error, then the tally as the last line.
     pub(crate) fn end(self, result: Result<()>) -> Result<()> {
         if let Err(error) = &result {
             eprintln!("{error:#}");
@@ -88,8 +88,8 @@ impl Outcome {
         Ok(outcome)
     }
 
-    /// Counts a line such as `test result: FAILED. 3 passed; 1 failed; 0 ignored; …`, and records
-    /// the name in `test pins::renamed ... FAILED`.
+    /// Counts a line such as `test result: FAILED. 3 passed; 1 failed; 0 ignored; …`. Records the
+    /// name in a line such as `test pins::renamed ... FAILED`.
     fn count(&mut self, line: &str) {
         if let Some(name) = line
             .strip_prefix("test ")
@@ -131,7 +131,7 @@ impl Outcome {
 mod tests {
     use super::*;
 
-    /// Returns the outcome of a `cargo test` with the output and exit status of `script`.
+    /// Returns the outcome of a `cargo test` whose output and exit status come from `script`.
     fn outcome(script: &str) -> Outcome {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);

@@ -1,4 +1,4 @@
-//! The rules and their exemptions, each with its reason.
+//! The rules and their exemptions, each with a reason.
 
 use super::Violation;
 use super::source::{File, Mention, Tree};
@@ -126,7 +126,7 @@ const SLEEP: &[(&str, &str)] = &[
     ("crates/tools/src/soak", "the length of a fault is tested"),
 ];
 
-/// The reasons that no packet row can produce.
+/// The `Reason`s that no packet row can produce.
 const NO_ROW: &[(&str, &str)] = &[
     (
         "Vlan",
@@ -135,11 +135,11 @@ const NO_ROW: &[(&str, &str)] = &[
     ("SeenBefore", "takes two devices: see tests/lab/devices.rs"),
 ];
 
-/// The pure modules: values in, values out.
+/// The pure modules: their functions depend only on arguments.
 const PURE: &[&str] = &["proxy-common/src", "crates/core/src"];
 
-/// The names that pure modules must not mention, and that cargo's dependencies do not exclude:
-/// clocks, threads, sockets, files.
+/// The names that pure modules must not mention, in addition to the crates that they cannot depend
+/// on: clocks, threads, sockets, files.
 const IMPURE: &[&str] = &[
     "aya",
     "std::env",
@@ -234,7 +234,8 @@ fn ignored_tests(file: &File) -> Vec<Violation> {
         .collect()
 }
 
-/// Some row in the files of `tests/kernel/rows`, or in Rust beside them, must count every `Reason`.
+/// Each `Reason` must be counted by some packet row: in a file of `tests/kernel/rows`, or in the
+/// Rust code next to that directory.
 fn uncovered_reasons(tree: &Tree) -> Vec<Violation> {
     let Some(file) = tree.file("proxy-common/src/counter.rs") else {
         return Vec::new();
@@ -260,8 +261,8 @@ fn uncovered_reasons(tree: &Tree) -> Vec<Violation> {
         .collect()
 }
 
-/// Returns the strings that end a tuple, `(…, "malformed")`, or stand alone, `get("flows_full")`:
-/// the names of counters.
+/// Returns the strings that end a tuple, as in `(…, "malformed")`, or stand alone, as in
+/// `get("flows_full")`: the names of counters.
 fn last_columns(file: &File) -> impl Iterator<Item = &str> {
     let follows = |at: usize| file.has(at - 1, &[","]) || file.has(at - 1, &["("]);
     let ends_row = |at: usize| file.has(at + 1, &[")"]) || file.has(at + 1, &[",", ")"]);
@@ -269,7 +270,7 @@ fn last_columns(file: &File) -> impl Iterator<Item = &str> {
     strings.filter_map(|at| file.tokens[at].text.strip_prefix('"')?.strip_suffix('"'))
 }
 
-/// Returns the name from the match arm of a variant: `Self::NotIp => "not_ip"`.
+/// Returns the name in the match arm of a variant, such as `Self::NotIp => "not_ip"`.
 fn counter_name<'a>(file: &'a File, variant: &str) -> Option<&'a str> {
     let arm =
         (0..file.tokens.len()).filter(|&at| file.has(at, &["Self", ":", ":", variant, "=", ">"]));
@@ -308,15 +309,15 @@ fn exempt(file: &File, exemptions: &[(&str, &str)]) -> bool {
     exemptions.iter().any(|(module, _)| file.is_in(module))
 }
 
-/// Returns the lines on which these tokens begin.
+/// Returns the lines at which these tokens begin.
 fn find(file: &File, texts: &[&str]) -> impl Iterator<Item = usize> {
     (0..file.tokens.len())
         .filter(move |&at| file.has(at, texts))
         .map(|at| file.tokens[at].line)
 }
 
-/// Returns true if the text is one of these paths or below one. The name of a crate without `::`
-/// may also be a variable, and does not count.
+/// Returns true if the text is one of these paths or begins with one. A crate's name without `::`
+/// does not count, because it may be a variable.
 fn is_under(text: &str, paths: &[&str]) -> bool {
     paths.iter().any(|path| match text.strip_prefix(path) {
         Some("") => path.contains("::"),

@@ -1,5 +1,5 @@
-//! Parses Rust files to flat lists of tokens. Comments are dropped and a string is one token, so
-//! rules see only code.
+//! Parses Rust files to flat lists of tokens, without comments and with each string as one token,
+//! so that rules apply only to code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The folders with test code only.
+/// The directories that contain only test code.
 pub(super) const TESTS: [&str; 3] = ["crates/tools", "crates/testbed", "tests"];
 
 pub(super) struct Tree {
     /// The files, sorted by path.
     pub(super) files: Vec<File>,
-    /// The lines of packet rows, with the path of their file.
+    /// The lines of packet rows, each with the path of its file.
     pub(super) packet_rows: Vec<(String, String)>,
 }
 
 pub(super) struct File {
-    /// The path from the top of the workspace, with `/`.
+    /// The path from the workspace's root, with `/`.
     pub(super) path: String,
     pub(super) tokens: Vec<Token>,
 }
@@ -27,13 +27,13 @@ pub(super) struct Token {
     /// An identifier, a literal, a delimiter or one character of punctuation.
     pub(super) text: String,
     pub(super) line: usize,
-    /// The index of the matching delimiter, for a delimiter.
+    /// The index of the matching delimiter, if this token is a delimiter.
     pub(super) partner: usize,
     /// True if the token is compiled only into tests.
     pub(super) test: bool,
 }
 
-/// A path as written, or as a tree of `use` spells it: `use a::{b, c::d};` has `a::b` and
+/// A path in the code, with the prefixes of its `use`: `use a::{b, c::d};` has `a::b` and
 /// `a::c::d`.
 pub(super) struct Mention {
     pub(super) text: String,
@@ -56,7 +56,7 @@ impl Tree {
         Self::parse(texts.collect::<Result<_>>()?)
     }
 
-    /// Parses the texts, given with their paths.
+    /// Parses texts, given as pairs of path and text.
     pub(super) fn parse(mut texts: Vec<(String, String)>) -> Result<Self> {
         texts.sort();
         let (texts, tables): (Vec<_>, Vec<_>) = texts
@@ -87,13 +87,13 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Returns the file of a module and the files of its submodules.
+    /// Returns the files of a module and of its submodules.
     pub(super) fn module(&self, module: &str) -> impl Iterator<Item = &File> {
         self.files.iter().filter(move |file| file.is_in(module))
     }
 }
 
-/// Finds every Rust file and every file of packet rows below, except build products and hidden
+/// Finds all Rust files and files of packet rows in a directory, except build products and hidden
 /// directories.
 fn find(dir: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))? {
@@ -136,7 +136,8 @@ impl File {
         Ok(file)
     }
 
-    /// Returns true if this is the module's file, or below it. A module is its path without `.rs`.
+    /// Returns true if this file belongs to the module or a submodule. A module is given as its
+    /// path without `.rs`.
     pub(super) fn is_in(&self, module: &str) -> bool {
         self.path
             .strip_prefix(module)
@@ -151,7 +152,7 @@ impl File {
 
     pub(super) fn paths(&self) -> Vec<Mention> {
         let mut paths = Vec::new();
-        // The prefix of each open brace as in `a::b::{`; `None` for a brace outside of `use`.
+        // The prefix for each open brace as in `a::b::{`; `None` for a brace outside of `use`.
         let mut prefixes: Vec<Option<String>> = Vec::new();
         let mut at = 0;
         while let Some(token) = self.tokens.get(at) {
@@ -191,8 +192,8 @@ impl File {
         paths
     }
 
-    /// Returns the last token of the item that begins at `start`: its closing brace or its
-    /// semicolon.
+    /// Returns the index of the last token of the item that begins at `start`: its closing brace or
+    /// its semicolon.
     fn item_end(&self, start: usize) -> usize {
         let mut at = start;
         while let Some(token) = self.tokens.get(at) {
@@ -208,7 +209,7 @@ impl File {
         self.tokens.len() - 1
     }
 
-    /// Returns the modules that this file declares for tests alone and keeps in files of their own,
+    /// Returns the modules that this file declares only for tests and that have files of their own,
     /// as paths without `.rs`.
     fn test_modules(&self) -> Vec<String> {
         let (dir, name) = self.path.rsplit_once('/').unwrap_or(("", &self.path));

@@ -1,6 +1,6 @@
-//! Finds loops that are closed by fall-through instead of a jump. Kernels up to 6.1 at least refuse
-//! them in a check that runs before verification. Newer kernels accept them, so loading a program
-//! there does not show the problem.
+//! Finds loops that are closed by fall-through instead of a jump. Kernels up to at least 6.1 refuse
+//! them, in a check before the verifier. Newer kernels accept them, so a successful load there
+//! proves nothing.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,8 @@ const CALL: u8 = 0x80;
 const EXIT: u8 = 0x90;
 const CALL_LOCAL: u8 = 1;
 
-/// Fails with each place where a program returns to an earlier instruction without a jump.
+/// Returns an error that lists each place where a program returns to an earlier instruction without
+/// a jump.
 pub(super) fn check(object: &mut Object) -> Result<()> {
     let sections: HashSet<usize> = object
         .functions
@@ -46,7 +47,7 @@ pub(super) fn check(object: &mut Object) -> Result<()> {
     Ok(())
 }
 
-/// Returns the back edges that are not jumps, each with its two ends.
+/// Returns the back edges that are not jumps, as pairs of instruction indices: from, to.
 fn without_jump(program: &[bpf_insn]) -> Vec<(usize, usize)> {
     #[derive(Clone, Copy, PartialEq)]
     enum State {
@@ -56,7 +57,7 @@ fn without_jump(program: &[bpf_insn]) -> Vec<(usize, usize)> {
         Done,
     }
     let mut states = vec![State::New; program.len()];
-    // The instructions of the path, each with the index of its next successor.
+    // The instructions of the current path, each with the number of its next successor.
     let mut way = vec![(0, 0)];
     let mut found = Vec::new();
     while let Some((at, nth)) = way.last_mut() {
@@ -71,15 +72,16 @@ fn without_jump(program: &[bpf_insn]) -> Vec<(usize, usize)> {
         match states.get(to) {
             Some(State::New) => way.push((to, 0)),
             Some(State::Open) if !is_jump(program[from]) => found.push((from, to)),
-            // The instruction was visited on another path, or is beyond the end of a program, which
-            // the kernel refuses.
+            // Either the instruction was visited on another path, or it is beyond the program's
+            // end: the kernel refuses such a program.
             _ => {}
         }
     }
     found
 }
 
-/// Returns the possible successors of the instruction at `at`, including called functions.
+/// Returns the indices of the possible successors of the instruction at `at`, including called
+/// functions.
 fn successors(program: &[bpf_insn], at: usize) -> Vec<usize> {
     let insn = program[at];
     let target = |offset: isize| (at + 1).wrapping_add_signed(offset);
@@ -131,8 +133,8 @@ mod tests {
     fn other_instruction_must_not_go_back() {
         let add = insn(ADD, 0, 0, 1);
         for last in [add, insn(JUMP | CALL, 0, 0, 5)] {
-            // The entry jumps over the instruction before the loop's start: 0, 2, 3, then 1, and 2
-            // again.
+            // The first instruction jumps over the instruction before the loop's start: 0, 2, 3,
+            // then 1, and 2 again.
             let program = [
                 insn(JUMP, 0, 1, 0),
                 last,

@@ -1,7 +1,7 @@
 //! Counts the instructions that Services cost: `cargo xtask bench icount`.
 //!
-//! A guest under software emulation, whose clock advances by a nanosecond per instruction, runs the
-//! benchmark's labs (`crates/tools/src/bin/bench/icount.rs`) and prints its results.
+//! A guest runs the benchmark's labs (`crates/tools/src/bin/bench/icount.rs`) and prints the
+//! results. Software emulation advances the guest's clock by a nanosecond per instruction.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,20 +20,20 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{build, workspace};
 
-/// The guest's programs, optimised, because the client's instructions count too.
+/// The guest's programs. They are optimised, because the client's instructions count too.
 const PROGRAMS: &[Program] = &[
     ("init", "tools", "", "--bin", "kpx-guest"),
     ("bin/kpx", "proxy-agent", "", "--bin", "kpx"),
     ("bin/bench", "tools", "bench", "--bin", "kpx-bench"),
 ];
 const SUITE: &str = "icount";
-/// This machine's tools in addition to those of every guest.
+/// The tools of this machine that the guest needs in addition to those of every guest.
 const TOOLS: &[&str] = &[
     "iptables",
     "iptables-legacy-restore",
     "iptables-nft-restore",
 ];
-/// The matches and targets of iptables that kube-proxy's rules need.
+/// The matches and targets of iptables in kube-proxy's rules.
 const EXTENSIONS: &[&str] = &[
     "ipt_REJECT",
     "xt_DNAT",
@@ -136,7 +136,7 @@ pub(super) struct Guest {
     pub(super) kernel: Kernel,
     pub(super) tools: [Tool; 2],
     pub(super) programs: Vec<(&'static str, PathBuf)>,
-    /// The line that selects the guest's suite.
+    /// The line that selects the guest's suites.
     pub(super) suite: String,
     /// The name of the guest's files.
     pub(super) name: String,
@@ -171,14 +171,14 @@ fn folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Returns the guest's programs: path in the guest, path on this machine.
+/// Returns the guest's programs as pairs: path in the guest, path on this machine.
 pub(super) fn programs(no_build: bool, release: bool) -> Result<Vec<(&'static str, PathBuf)>> {
     let folder = folder()?;
     if !no_build {
         build::object(&setup::ensure(Need::Bench)?, &build::Options::default())?;
     }
     let program = |(at, package, features, kind, name): &Program| {
-        // Other builds overwrite cargo's own copy.
+        // The copy is needed, because other builds overwrite cargo's file.
         let kept = folder.join(format!("{SUITE}-{name}"));
         if !no_build {
             let built = step(&format!("build {name}"), || {
@@ -205,7 +205,7 @@ impl Options {
         !self.debug
     }
 
-    /// Returns true if the counts belong to an experiment.
+    /// Returns true if the counts come from an experiment and are not kept.
     pub(crate) fn is_trial(&self) -> bool {
         self.flowtable || self.path.is_some() || self.backend_health.is_some()
     }

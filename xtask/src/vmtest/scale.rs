@@ -1,7 +1,7 @@
 //! Measures large clusters on other kernels: `cargo xtask bench scale --kernel`.
 //!
-//! Guests run the benchmark's section `scale`, by default without first packets and without counts
-//! of the API server.
+//! Guests run the benchmark's section `scale`. By default they omit the latency of first packets
+//! and the API server's counts.
 
 use std::time::Duration;
 
@@ -57,14 +57,14 @@ pub(crate) struct Options {
     accel: Option<Accelerator>,
 }
 
-/// A kernel's records, one per line.
+/// The records of one kernel, one per line.
 pub(crate) struct Measured {
     pub(crate) series: String,
     pub(crate) lines: Vec<String>,
 }
 
-/// Runs the guests. `keep` gets each kernel's records when its guest ends, because the next guest
-/// takes long.
+/// Runs the guests. `keep` gets the records of each kernel when its guest ends, because the next
+/// guest takes long.
 pub(crate) fn run(options: &Options, mut keep: impl FnMut(Measured) -> Result<()>) -> Result<()> {
     let programs = icount::programs(options.no_build, true)?;
     let accelerator = options.accel.unwrap_or_else(Accelerator::best);

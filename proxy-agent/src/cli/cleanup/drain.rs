@@ -13,11 +13,11 @@ use proxy_net::{Handle, filter};
 /// Time between two counts of the flows.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Drains, and prints each change of the number of open flows to standard error. Returns true if no
-/// flow is left.
+/// Drains the node. Prints each change of the number of open flows to standard error. Returns true
+/// if no flow is left, false after the timeout.
 pub(super) async fn drain(bpf_dir: &Path, timeout: Duration, handle: &Handle) -> Result<bool> {
     let drain = match Drain::open(bpf_dir)? {
-        // The pins ended with a container, and the filters are still attached.
+        // The pins are gone with a container, but the filters are still attached.
         None => Drain::of(find(object::embedded()?, &filter::ours(handle).await?)?)?,
         drain => drain,
     };

@@ -1,4 +1,4 @@
-//! The backends of a Service, computed from two samples of an agent. Pure.
+//! The backends of a Service, computed from two samples of an agent. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -40,7 +40,7 @@ const NARROW: Narrow<'static> = Narrow {
 pub(super) struct Backends {
     /// The Service as `namespace/name`.
     pub(super) service: String,
-    /// `None` if the agent no longer has the Service.
+    /// The backends; `None` if the agent no longer has the Service.
     pub(super) rows: Option<Vec<Row>>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Row {
     /// The name and protocol of the port: `http/TCP`.
     pub(super) port: String,
     pub(super) backend: BackendView,
-    /// The connections between the samples.
+    /// The connection attempts between the samples.
     pub(super) connect: ConnectRates,
 }
 
@@ -141,8 +141,7 @@ fn cells(
         .collect()
 }
 
-/// Returns the use of the backend: `in use`, or the reason against it, in the words of `kpx
-/// backends`.
+/// Returns the state of the backend: `in use`, or the reason why not, worded as in `kpx backends`.
 fn state(backend: &BackendView) -> &'static str {
     if backend.is_ejected() {
         return "ejected";

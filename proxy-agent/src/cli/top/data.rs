@@ -54,7 +54,7 @@ struct OfBackend<'a> {
     connect: Connects,
 }
 
-/// The TCP connections of the interval.
+/// The outcomes and connect times (in seconds) of the interval's TCP connections.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Connects {

@@ -10,7 +10,8 @@ pub(super) enum Act {
     Quit,
 }
 
-/// The last line of a screen of 80 columns. A column's initial is the key that sorts by it.
+/// The last line of the screen, for 80 columns. A column's initial is the key that sorts by the
+/// column.
 pub(super) const HELP: &str =
     "q quit  / filter  Enter backends  sort: Opened Packets Bytes Unserved Flows Name";
 /// The last line while a Service's backends are shown.
@@ -31,7 +32,7 @@ pub(super) fn press(event: &Event, view: &mut View) -> Act {
         return Act::Stay;
     }
     let code = match key.code {
-        // A terminal sends Ctrl-J for a line feed.
+        // Terminals send a line feed as Ctrl-J.
         KeyCode::Char('j') if key.modifiers.contains(KeyModifiers::CONTROL) => KeyCode::Enter,
         KeyCode::Char(letter) => KeyCode::Char(letter.to_ascii_lowercase()),
         code => code,

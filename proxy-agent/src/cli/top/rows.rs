@@ -1,4 +1,4 @@
-//! Computes the rows from two samples of an agent. Pure.
+//! Computes the table's rows from two samples of an agent. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -19,7 +19,7 @@ pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) status: Status,
     pub(super) services: Vec<ServiceView>,
-    /// The error of the last attempt to sample.
+    /// The error of the last attempt to take a sample.
     pub(super) problem: Option<String>,
 }
 
@@ -34,13 +34,13 @@ pub(super) struct View {
     pub(super) typing: bool,
     /// The index of the selected row.
     pub(super) cursor: usize,
-    /// The number of rows scrolled away, as last drawn.
+    /// The number of rows above the visible rows, as last drawn.
     pub(super) scroll: usize,
     /// The name of the selected Service, as last drawn.
     pub(super) selected: Option<String>,
     /// The Service whose backends are shown.
     pub(super) open: Option<String>,
-    /// The selected Service's index while backends are shown.
+    /// The index of the selected Service, to return to from the backends.
     pub(super) behind: usize,
 }
 
@@ -71,8 +71,7 @@ pub(super) struct Rows {
 pub(super) struct Header {
     pub(super) node_name: String,
     pub(super) version: String,
-    /// The state in the words of `kpx status`: `healthy`, `unhealthy`, `waiting for the first
-    /// lists`.
+    /// The state, worded as in `kpx status`: `healthy`, `unhealthy`, `waiting for the first lists`.
     pub(super) health: &'static str,
     pub(super) problems: Vec<String>,
     pub(super) services: usize,
@@ -85,13 +84,13 @@ pub(super) struct Row {
     /// The name as `namespace/name`.
     pub(super) name: String,
     pub(super) rates: Rates,
-    /// The number of backends that take traffic. The number of all listed backends follows.
+    /// The number of backends that take traffic, out of `listed`.
     pub(super) in_use: usize,
     pub(super) listed: usize,
 }
 
 impl Row {
-    /// Formats the numbers of backends: `2/3`.
+    /// Formats the number of backends in use and of all backends: `2/3`.
     pub(super) fn backends(&self) -> String {
         format!("{}/{}", self.in_use, self.listed)
     }
@@ -216,7 +215,7 @@ pub(super) fn text(rows: &Rows, form: Form) -> String {
             .into()
     });
     let mut total: Vec<_> = cells("total", &rows.total, String::new()).map(cell).into();
-    // A sum of backends would count shared backends several times.
+    // Services may share backends, so a sum would count these several times.
     if let Some(backends) = total.last_mut() {
         *backends = Cell::new("");
     }
@@ -257,7 +256,7 @@ pub(super) fn cells(name: &str, rates: &Rates, backends: String) -> [String; 11]
     ]
 }
 
-/// Lists the reasons with their rates; `None` if everything was served.
+/// Lists the reasons with their rates; `None` if no packet was unserved.
 pub(super) fn unserved(rows: &Rows) -> Option<String> {
     let reasons: Vec<_> = rows
         .reasons

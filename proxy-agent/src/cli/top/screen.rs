@@ -19,12 +19,12 @@ use proxy_view::rates;
 
 /// The maximum number of problems above the table.
 const PROBLEMS_MAX: usize = 3;
-/// The widths of the columns; the first column takes the rest of the line.
+/// The widths of the columns; the first column fills the line.
 const WIDTHS: [usize; 11] = [0, 8, 9, 8, 10, 8, 8, 9, 8, 8, 8];
 const GAP: usize = 2;
 /// The minimum width of the first column.
 const NAME_WIDTH_MIN: usize = 12;
-/// The columns of connections. A terminal too narrow for them omits them.
+/// The columns about connections, and the width of a terminal from which on they are shown.
 const CONNECT: std::ops::Range<usize> = 5..9;
 const CONNECT_WIDTH: usize = 120;
 
@@ -60,8 +60,8 @@ impl Screen {
     fn write(&mut self, lines: &[Line]) -> std::io::Result<()> {
         queue!(self.output, BeginSynchronizedUpdate)?;
         for (row, line) in (0_u16..).zip(lines) {
-            // The line is cleared before it is printed: after a full line the cursor stays on the
-            // last character, and clearing would erase it.
+            // The line is cleared first: after a full line the cursor stays on the last character,
+            // which clearing would erase.
             queue!(self.output, MoveTo(0, row), Clear(ClearType::CurrentLine))?;
             for (style, text) in &line.0 {
                 queue!(self.output, PrintStyledContent(style.apply(text)))?;
@@ -74,13 +74,13 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A closed terminal needs no restoring.
+        // A failure does not matter: the terminal may be closed.
         let _left = execute!(self.output, Show, LeaveAlternateScreen);
         let _cooked = disable_raw_mode();
     }
 }
 
-/// A line of spans, each in one style.
+/// A line, as spans of text in one style each.
 #[derive(Debug, Default, PartialEq)]
 struct Line(Vec<(ContentStyle, String)>);
 
@@ -93,7 +93,7 @@ impl Line {
         Self(vec![(style, text)])
     }
 
-    /// Removes control characters, and what exceeds the terminal's width.
+    /// Removes control characters, and the text beyond the terminal's width.
     fn cut(mut self, width: usize) -> Self {
         let mut room = width;
         for (_, text) in &mut self.0 {
@@ -135,7 +135,7 @@ fn head(rows: &Rows) -> Vec<Line> {
     lines
 }
 
-/// Adds the last line, and cuts the lines to the screen.
+/// Adds the last line, and cuts all lines to the screen.
 fn fitted(mut lines: Vec<Line>, foot: String, width: usize, height: usize) -> Vec<Line> {
     lines.resize_with(height.saturating_sub(1).max(lines.len()), Line::default);
     lines.push(Line::styled(with(Attribute::Dim), foot));
@@ -146,11 +146,11 @@ fn fitted(mut lines: Vec<Line>, foot: String, width: usize, height: usize) -> Ve
         .collect()
 }
 
-/// Returns at most `height` lines: head, table and keys. Limits the cursor to the rows, and scrolls
-/// to it.
+/// Returns at most `height` lines: head, table and keys. Moves the cursor to an existing row, and
+/// scrolls to it.
 fn lines(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<Line> {
     let mut lines = head(rows);
-    // Three lines hold the column names, the total and the keys.
+    // Three more lines are for the column names, the total and the keys.
     let room = height.saturating_sub(lines.len() + 3);
     view.cursor = view.cursor.min(rows.services.len().saturating_sub(1));
     let last = rows.services.len().saturating_sub(room);
@@ -255,8 +255,8 @@ fn header(rows: &Rows) -> Line {
     ])
 }
 
-/// Returns the style of a cell: red for unserved packets, yellow for a Service without backends in
-/// use.
+/// Returns the style of a cell: red for unserved packets and failed connections, yellow for a
+/// Service without backends in use.
 fn style(row: &Row, column: usize) -> ContentStyle {
     let connect = &row.rates.connect;
     match column {
@@ -357,7 +357,7 @@ pub(super) fn text_of_backends(
         .collect()
 }
 
-/// Returns the red words of the table.
+/// Returns the red texts of the table.
 #[cfg(test)]
 pub(super) fn red(rows: &Rows, view: &mut View) -> Vec<String> {
     let spans = lines(rows, view, 110, 20)

@@ -205,13 +205,13 @@ fn rows_are_sorted_filtered_and_never_negative() -> Result<()> {
         names(&rows(&before, &now, &view)),
         ["shop/web", "shop/cart", "shop/new"]
     );
-    // The agent has restarted.
+    // The agent has restarted, so its counts have decreased.
     let later = Sample {
         at: now.at + Duration::from_secs(2),
         ..before
     };
     assert_eq!(rows(&now, &later, &view).total.opened, 0.0);
-    // While the agent is away, the screen shows a problem.
+    // While no agent answers, the screen shows a problem.
     let gone = Sample {
         problem: Some("no kpx answers".to_owned()),
         ..later
@@ -310,8 +310,8 @@ fn agent_without_lists_waits_and_is_not_unhealthy() -> Result<()> {
     Ok(())
 }
 
-/// Adds connections to the Service's port and its first backend: answered by bucket, refused,
-/// unanswered.
+/// Adds connections to the Service's port and its first backend: answered (a number for each bucket
+/// of connect times), refused, unanswered.
 fn dialled(sample: &mut Sample, name: &str, buckets: &[u64], refused: u64, unanswered: u64) {
     let service = sample
         .services
@@ -402,7 +402,7 @@ fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
     Ok(())
 }
 
-/// A case: the word, and a change of a plain backend that leads to it.
+/// A case: the expected state, and a change of a plain backend that causes it.
 type Case = (&'static str, fn(&mut BackendView));
 
 #[test]
