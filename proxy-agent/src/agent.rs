@@ -57,13 +57,13 @@ use proxy_source::health::{Health, Problem};
 
 /// The maximum number of inputs for one pass.
 const BATCH: usize = 4_096;
-/// The maximum number of device events for one task of the node. It is small, so that the first of
-/// many new pods does not wait for the last.
+/// The maximum number of device events per task of the node. It is small, so that the first of many
+/// new pods does not wait for the last.
 const LINK_BATCH: usize = 64;
 /// The approximate number of table rows, per family, that one pass covers. A new Service of one
 /// namespace waits for one such pass.
 const PASS: usize = 1 << 16;
-/// The channels from other tasks to the agent's loop.
+/// The channels from other tasks to the agent.
 pub struct Inbox {
     pub inputs: mpsc::Receiver<Input>,
     pub links: mpsc::Receiver<LinkEvent>,
@@ -171,7 +171,7 @@ impl Agent {
             tokio::select! {
                 taken = inbox.inputs.recv_many(&mut batch, BATCH) => {
                     if taken == 0 {
-                        // The source itself reports why it ended.
+                        // The source reports why it ended.
                         return std::future::pending().await;
                     }
                     let _work = self.reports.liveness.work();
@@ -192,8 +192,8 @@ impl Agent {
                     for query in self.node.take_waiting() {
                         self.answer(query, &inbox.source_health.problems());
                     }
-                    // In host mode each pass looks up all routes, so one pass serves all pending
-                    // events. On a node, the first pass may have waited for devices.
+                    // In host mode a pass looks up all routes, once for all pending events. On a
+                    // node, the first pass may have waited for devices.
                     let is_due = self.mode == Mode::Host || !self.passes.has_synced;
                     if is_due && inbox.links.is_empty() && self.passes.schedule.request() {
                         self.sync().await?;
@@ -296,7 +296,7 @@ impl Agent {
         if !self.desired.is_complete() {
             return Ok(());
         }
-        // The first pass needs the node, and so does each pass in host mode.
+        // The first pass needs the node, as does each pass in host mode.
         if !self.node.is_here() && (!self.passes.has_synced || self.mode == Mode::Host) {
             self.node.owes_pass = true;
             return Ok(());
@@ -327,7 +327,7 @@ impl Agent {
                 self.passes.written();
                 self.reports.health.end(&Problem::Maps);
             }
-            // A write that was refused earlier still waits.
+            // An earlier refused write still waits.
             Ok(()) => {}
             Err(error) => {
                 let health = &self.reports.health;
@@ -362,11 +362,10 @@ impl Agent {
         Ok(true)
     }
 
-    /// Writes the changes to the maps. A `full` pass compares with the real content of the maps.
+    /// Writes the changes. A `full` pass compares with the real content of the maps.
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
-        // In the first pass, a Service that is not yet in the model would lose its rows in the
-        // maps.
+        // The first pass would delete the rows of a Service that is not yet in the model.
         let models = if self.passes.has_synced {
             self.desired.read_in_turn(PASS)
         } else {

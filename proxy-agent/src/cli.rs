@@ -1,4 +1,4 @@
-//! The command line. Each command prints text for people or, with `-o json`, data in a stable form
+//! The command line. Each command prints for people or, with `-o json`, in a stable form
 //! (docs/cli.md).
 
 mod agent_args;
@@ -74,7 +74,6 @@ enum Command {
 }
 
 impl Cli {
-    /// Executes the command. Errors go to standard error.
     pub fn execute(self) -> ExitCode {
         let done = |result: Result<()>| result.map(|()| ExitCode::SUCCESS);
         let result = match self.command {

@@ -64,12 +64,11 @@ pub struct Configuration {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Remarks {
     doubtful_fields: Vec<String>,
-    /// The flags that have no effect in kpx.
     ignored_flags: Vec<&'static str>,
     /// The flags that a `--config` file overrides.
     overruled_flags: Vec<&'static str>,
     unknown_feature_gates: Vec<String>,
-    /// The configured fields that have no effect, with the reasons.
+    /// The configured fields without effect, with the reasons.
     fields_without_effect: Vec<(&'static str, &'static str)>,
     /// True if kube-proxy's file sets no mode: the default will change.
     awaits_mode: bool,
@@ -122,8 +121,7 @@ impl Configuration {
         given.apply(&mut kube_proxy, &mut kpx, has_file);
         if kpx["mode"] == "host" {
             kube_proxy = tree::merge(host_mode_defaults(), kube_proxy);
-            // In host mode nobody drains the host before its removal, and no next agent takes over
-            // at once.
+            // In host mode nobody drains the host, and no next agent takes over at once.
             kpx = tree::merge(json!({ "cleanupOnExit": true }), kpx);
         }
         let chooses_algorithm = kpx.get("lbAlgorithm").is_some();
@@ -222,7 +220,7 @@ impl Configuration {
         Ok(name)
     }
 
-    /// Returns the source of objects. With `pods`, the source includes the node's Pods.
+    /// Returns the source of objects; `pods` requests the node's Pods.
     fn source(&self, pods: bool) -> Source {
         let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let connection = &self.kube_proxy.client_connection;
@@ -240,7 +238,7 @@ impl Configuration {
         }
     }
 
-    /// Returns the API server for connections to pods; `None` if the tunnel is disabled.
+    /// Returns the API server for connections to pods, if the tunnel is enabled.
     fn tunnel(&self) -> Option<kubernetes::Options> {
         match self.source(false) {
             Source::Kubernetes(options) if self.kpx.tunnel == Tunnel::Tcp => Some(options),
@@ -249,8 +247,7 @@ impl Configuration {
     }
 
     /// Writes both documents as a `--config` file. Omits kpx's document if all its fields are
-    /// defaults. In mode ipvs those depend on kube-proxy's document, so kpx's document is always
-    /// written.
+    /// defaults, except in mode ipvs, where the defaults depend on kube-proxy's document.
     pub fn to_yaml(&self) -> Result<String> {
         let mut text = serde_saphyr::to_string(&self.kube_proxy)
             .context("write the KubeProxyConfiguration")?;

@@ -1,16 +1,15 @@
 //! Works with the kernel's connection tracking. kpx does not depend on it.
 //!
-//! Netfilter sees the flows of pods and of clients outside between kpx's hooks, already translated:
-//! client to backend. It sees the host's own flows untranslated, client to frontend, on their way
-//! into the anchor. So connections count against `nf_conntrack_max`, conntrack's timeouts apply,
-//! and NetworkPolicies may use conntrack states. kube-proxy's conntrack settings ([`sysctl`]) keep
-//! their meaning.
+//! Netfilter sees the flows of pods and of clients outside translated: client to backend. It sees
+//! the host's own flows untranslated, client to frontend, on their way into the anchor. So
+//! connections count against `nf_conntrack_max`, conntrack's timeouts apply, and NetworkPolicies
+//! may use conntrack states. kube-proxy's conntrack settings ([`sysctl`]) keep their meaning.
 //!
-//! kpx itself does not need `tcp_be_liberal`: kube-proxy's rules drop packets that conntrack marks
-//! invalid, and kpx has no such rule. Other programs may have such rules.
+//! kpx does not need `tcp_be_liberal`: kube-proxy's rules drop packets that conntrack marks
+//! invalid. kpx has no such rule, but other programs may.
 //!
-//! kube-proxy's conntrack entries keep translating after its end ([`stale`]). UDP flows never
-//! close, so kpx deletes their entries.
+//! kube-proxy's entries keep translating after its end ([`stale`]). UDP flows never close, so kpx
+//! deletes their entries.
 
 pub mod liberal;
 pub mod stale;
@@ -46,13 +45,11 @@ const RETRY: Duration = Duration::from_secs(30);
 
 type WalkResult = (Arc<Frontends>, Result<Vec<Reconciled>>);
 
-/// Removes stale entries in a task of its own, because the table may be large.
+/// Removes stale entries on its own task, because the table may be large.
 #[derive(Debug, Default)]
 pub struct Reconciler {
-    /// The frontends of the next scan.
     due: Option<Arc<Frontends>>,
-    /// The frontends of the last request, and their revision. Most changes concern only endpoints
-    /// and reuse these frontends.
+    /// The frontends of the last request, with their revision. Most changes concern only endpoints.
     known: Option<(u64, Arc<Frontends>)>,
     /// The earliest start of the next scan.
     not_before: Option<Instant>,

@@ -38,13 +38,12 @@ pub use flows::{EndedFlows, FlowFilter};
 #[derive(Debug)]
 pub enum Query {
     Status(oneshot::Sender<Result<Status>>),
-    /// Some of the served Services, from the one after a name on (`None`: from the first), with the
-    /// maps that count their traffic.
+    /// Some of the served Services, after this name (`None`: the first), with the maps that count
+    /// their traffic.
     Services(Option<ObjectName>, oneshot::Sender<(Part, FlowMaps)>),
     /// The objects behind a DNS name; `None` before the first lists.
     Known(Wanted, oneshot::Sender<Option<Known>>),
-    /// The pods that serve a ClusterIP and port through the tunnel; `None` if the Service does not
-    /// use it.
+    /// The pods that serve a ClusterIP and port through the tunnel, if it serves them.
     Tunnelled(InternetAddr, oneshot::Sender<Option<Tunnelled>>),
     /// The kernel's ids of the maps, by name.
     Maps(oneshot::Sender<BTreeMap<String, u32>>),
@@ -115,8 +114,7 @@ impl AgentHandle {
             .context("build the views of Services")
     }
 
-    /// Returns the data that name and count flows. The agent applies changes between two parts, so
-    /// the parts may differ in age.
+    /// Returns the data that name and count flows. The agent takes in changes between two parts.
     pub(crate) async fn flows(&self) -> Result<(Snapshot, FlowMaps)> {
         let mut snapshot = Snapshot::default();
         let mut after = None;
@@ -145,7 +143,7 @@ impl AgentHandle {
 
     pub async fn readings(&self) -> Result<Readings> {
         let readings = self.query(Query::Readings).await??;
-        // The history's lock may be held for some milliseconds, so another thread waits for it.
+        // The history's lock may be held for milliseconds.
         let history = self.history.clone();
         let services = tokio::task::spawn_blocking(move || history.service_readings());
         Ok(Readings {
@@ -244,15 +242,15 @@ pub(crate) fn answer<T: serde::Serialize>(result: Result<T>) -> Response {
     }
 }
 
-/// Listens in the run directory. Root and the members of `group` may connect. The group may only
-/// read: each request with a change requires the agent's own user.
+/// Listens in the run directory. Root and the members of `group` may connect. The group only reads:
+/// each request with a change checks the client's user.
 ///
 /// The process must have only one thread, because the umask is global, and must still have root's
 /// rights, which setting a group requires.
 pub fn listen(run_dir: &Path, group: Option<u32>) -> Result<StdUnixListener> {
     std::fs::create_dir_all(run_dir).with_context(|| format!("create {}", run_dir.display()))?;
     let path = socket(run_dir);
-    // The process that left the socket is dead: this process holds the lock ([`proxy_net::lock`]).
+    // The process that left the socket is dead: see [`proxy_net::lock`].
     if path.exists() {
         std::fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
     }

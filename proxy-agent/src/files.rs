@@ -11,11 +11,11 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::warn;
 
-/// The time between two reads of the files without an inotify event. A node may have no free
-/// inotify instance, and inotify follows only a single link.
+/// The time between two reads without an inotify event. A node may have no free inotify instance,
+/// and inotify follows only a single link.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// The files, each with the content that was read.
+/// The files with the content that was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Files(Vec<(PathBuf, String)>);
 
@@ -48,7 +48,7 @@ impl Files {
     }
 
     /// Waits until a file changes or becomes unreadable, and returns a text that names the file.
-    /// Only different content counts as a change, also after a ConfigMap was mounted again.
+    /// Only a different content is a change, also for a remounted ConfigMap.
     pub async fn changed(&self) -> String {
         if self.0.is_empty() {
             return std::future::pending().await;

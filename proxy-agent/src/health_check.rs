@@ -41,13 +41,13 @@ pub struct HealthChecks {
 struct Check {
     port: u16,
     local_endpoints: Arc<AtomicUsize>,
-    /// The server of each address. It never ends by itself.
+    /// The server of each address, which never ends.
     listeners: BTreeMap<IpAddr, JoinSet<()>>,
 }
 
 impl HealthChecks {
-    /// Creates the listeners' state. `health` and `events` get the problems; `liveness` reports
-    /// whether this node is served.
+    /// Creates the listeners' state. `health` and `events` get problems; `liveness` reports whether
+    /// this node is served.
     pub fn new(health: Health, liveness: Liveness, events: Events) -> Self {
         let (want, addrs, open) = Default::default();
         Self {
@@ -158,7 +158,7 @@ impl HealthChecks {
             match listened {
                 Ok(()) => self.health.end(&problem(name)),
                 Err(error) => {
-                    // Each sync retries the port, but the Event is sent once.
+                    // Each sync retries the port; the Event is sent once.
                     if !self.health.has(&problem(name)) {
                         self.events.health_check_failed(name, want.port, &error);
                     }
@@ -242,7 +242,7 @@ fn problem(name: &ObjectName) -> Problem {
     Problem::HealthCheck(name.clone())
 }
 
-/// The body of an answer, with fields in kube-proxy's order.
+/// The body, with fields in kube-proxy's order.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer<'a> {

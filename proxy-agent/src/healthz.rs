@@ -20,8 +20,7 @@ use proxy_source::health;
 /// Returns the health paths, for any HTTP method: load balancers may use any.
 ///
 /// Only clients on this host get the `problems`, because these name servers, files and Services.
-/// Problems never change the status code: if the API server is unreachable, the node serves as
-/// before.
+/// Problems never change the status code: without the API server, the node serves as before.
 pub fn router(liveness: Liveness, metrics: Metrics, problems: [health::Health; 2]) -> Router {
     Router::new()
         .route("/healthz", any(healthz))
@@ -50,7 +49,7 @@ struct Answer {
     current_time: Timestamp,
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
-    /// True if the proxy is healthy, even if the node is ineligible.
+    /// True if the proxy is healthy, even on an ineligible node.
     healthy: bool,
     status: BTreeMap<&'static str, FamilyAnswer>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -124,7 +123,7 @@ fn answer(
         )
     });
     let body = Answer {
-        // In a healthy proxy the maps are up to date, or will be in time.
+        // A healthy proxy without pending changes counts as up to date.
         last_updated: if ok {
             current_time
         } else {

@@ -1,8 +1,8 @@
 //! The last 15 minutes of traffic, for the web page and for `/history` of the run directory's
 //! socket.
 //!
-//! The agent reads the counters every ten seconds, mostly from the latest sweep of the flow table,
-//! which counts in any case. The size is bounded: see [`proxy_view::history`].
+//! The agent takes the counters every ten seconds, mostly from the sweep of the flow table, which
+//! counts in any case. The size is bounded: see [`proxy_view::history`].
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -23,11 +23,10 @@ use proxy_metrics::ServiceReading;
 use proxy_view::history::{Chosen, Failures, Kept, STEP, Traffic};
 use proxy_view::{HistoryView, PortSums, port_sums};
 
-/// The time until the next attempt if no point can be added, for example before Services are
-/// listed.
+/// The time until the next attempt if no point can be added, as before Services are listed.
 const RETRY: Duration = Duration::from_secs(1);
-/// The maximum age of a sweep's counts that a point may use: half a step, so that two points never
-/// use the same counts.
+/// The maximum age of a sweep's counts in a point: half a step, so that two points never share
+/// counts.
 const COUNT_AGE: Duration = Duration::from_secs(5);
 
 /// A handle on the history: the sampler writes, the servers read.
@@ -78,7 +77,7 @@ impl History {
     }
 }
 
-/// Adds a point to the history in each step, while polled.
+/// Adds a point in each step while polled.
 pub(crate) async fn keep(agent: &AgentHandle) -> Infallible {
     let mut ticks = interval(STEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -104,8 +103,7 @@ pub(crate) async fn history(
 /// another thread, so that the loop does not wait.
 async fn sample(agent: &AgentHandle) -> Result<()> {
     let (snapshot, flows) = agent.flows().await?;
-    // A point without Services would let the next point show a Service's whole past traffic in one
-    // step.
+    // A Service that is listed later would otherwise show all its past traffic in one step.
     ensure!(!snapshot.services.is_empty(), "no Service is listed yet");
     let history = agent.history.clone();
     let sample = tokio::task::spawn_blocking(move || {

@@ -30,17 +30,16 @@ use room::Permits;
 
 pub(crate) use room::{Place, Room, files};
 
-/// The length of the accept queue, which the kernel limits to `net.core.somaxconn`. It is that
-/// parameter's default, as in Go. If the queue is full, the SYN of a probe is lost and retried a
-/// second later.
+/// The length of the accept queue: the kernel's default limit (`net.core.somaxconn`), as in Go. If
+/// the queue is full, a probe's SYN is lost and retried a second later.
 const BACKLOG: i32 = 4_096;
-/// The place of a connection's client. Each request has it as an extension.
+/// The place of a connection's client, added to each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Client {
     /// A process of this process's user, at the Unix socket.
     Own,
-    /// A client in the host's own network namespace. Its loopback address proves it, because no
-    /// packet from outside has such a source.
+    /// A client in the host's own network namespace. Its loopback address proves it: no packet from
+    /// outside has one.
     OnHost,
     #[default]
     Elsewhere,
@@ -117,14 +116,14 @@ const RETRY: Duration = Duration::from_secs(5);
 /// The maximum number of bytes of a request's header, and of a pending answer. Clients send some
 /// hundred bytes.
 const BUFFER: usize = 16 << 10;
-/// The time limit for the header of the next request on a connection.
+/// The time limit for the header of a connection's next request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time in which a client on the network must read some of an answer. Clients that do not read
 /// would use up the connections.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serves `router` at an address until dropped. If listening fails, returns the error if
-/// `hard_fail`; otherwise reports it as the problem `what` and retries.
+/// Serves `router` at an address until dropped. A failure to listen is reported as the problem
+/// `what` and retried, or returned if `hard_fail`.
 pub(crate) async fn keep_serving(
     what: &Problem,
     address: SocketAddr,
@@ -146,8 +145,8 @@ pub(crate) async fn keep_serving(
     }
 }
 
-/// Listens on an address. As in Go's `net.Listen`, the unspecified address of either family stands
-/// for all addresses of both families.
+/// Listens on an address. The unspecified address of either family stands for all addresses of
+/// both, as in Go's `net.Listen`.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.ip().is_unspecified() {
         match bind((Ipv6Addr::UNSPECIFIED, address.port()).into(), false) {
@@ -160,7 +159,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     bind(address, true)
 }
 
-/// Binds a listener. With `only_v6`, an IPv6 socket leaves the same port of IPv4 free.
+/// Binds a listener. `only_v6` leaves the same port of IPv4 free.
 pub(crate) fn bind(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -204,7 +203,7 @@ where
     L::Addr: RemoteAddr,
 {
     let mut connections = JoinSet::new();
-    // A layer costs as much as all routes, so the clients of each kind share one router.
+    // A layer costs as much as all routes, so each kind of client shares one.
     let of = |client: Client| router.clone().layer(Extension(client));
     let own = of(Client::Own);
     let on_host = of(Client::OnHost);

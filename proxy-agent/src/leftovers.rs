@@ -12,8 +12,8 @@ use proxy_net::changes::{Changes, Undo, Wanted};
 use proxy_net::filter::{self, Filter};
 use proxy_net::{Handle, anchor, pod_route, rule};
 
-/// Removes all leftovers, and calls `done` for each. A failure does not stop the rest. Sysctls with
-/// values that other programs have `wanted` stay.
+/// Removes all leftovers, and calls `done` for each. A failure does not stop the rest. Sysctls that
+/// other programs have `wanted` stay.
 pub async fn remove(
     handle: &Handle,
     changes: &Changes,

@@ -1,6 +1,6 @@
-//! Tracks whether this node is served, for `/livez`, `/healthz` and the health check ports. As in
-//! kube-proxy (`pkg/proxy/healthcheck/proxy_health.go`), a node is served if desired state is
-//! applied in time.
+//! Tracks whether this node is served, for `/livez`, `/healthz` and the health check ports. The
+//! definition is kube-proxy's (`pkg/proxy/healthcheck/proxy_health.go`): desired state is applied
+//! in time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -58,8 +58,8 @@ pub struct FamilyReport {
 }
 
 impl Liveness {
-    /// Creates the state of a new agent. A request may wait for twice `sync_period`. In host mode
-    /// the host is always eligible.
+    /// Creates the state of a new agent. A request may take twice `sync_period`. A host in host
+    /// mode is always eligible.
     pub fn new(sync_period: Duration, mode: Mode) -> Self {
         let family = Family {
             last_updated: Timestamp::now(),
@@ -95,7 +95,7 @@ impl Liveness {
         });
     }
 
-    /// Notes that the agent works, until the returned value is dropped.
+    /// Marks the agent as working until the result is dropped.
     pub fn work(&self) -> Work {
         let mut number = 0;
         self.state.send_modify(|state| {
@@ -114,7 +114,7 @@ impl Liveness {
             .send_modify(|state| state.node_eligible = eligible);
     }
 
-    /// Returns the state that `/livez` reports.
+    /// Returns the answer of `/livez`.
     pub fn is_live(&self) -> bool {
         self.report().live
     }
@@ -214,7 +214,7 @@ mod tests {
         let liveness = Liveness::new(SYNC_PERIOD, Mode::Node);
         let work = liveness.work();
         advance(SYNC_PERIOD).await;
-        // A short concurrent work item does not hide the long one.
+        // A short concurrent work item hides nothing.
         drop(liveness.work());
         advance(SYNC_PERIOD).await;
         assert_eq!(healthy(&liveness), [false, false]);

@@ -114,7 +114,7 @@ impl LostNodesTask {
                     sleep(PAUSE.max(self.walked * SHARE)).await;
                     self.losses.see(&self.places.borrow_and_update());
                 }
-                // The agent is about to end, and reports why.
+                // The agent ends, and reports why.
                 Some(Err(_)) => return std::future::pending().await,
                 None => {}
             }
@@ -130,8 +130,8 @@ impl LostNodesTask {
         }
     }
 
-    /// Looks for connections to suspects (endpoints that may be lost), and ends those to lost
-    /// nodes. Returns true if no suspect has connections.
+    /// Looks for connections to suspects, and ends those to lost nodes. Returns true if no suspect
+    /// has connections.
     async fn look(&mut self) -> Result<bool> {
         let back = self.losses.back().clone();
         if !back.is_empty() {
@@ -184,13 +184,13 @@ impl LostNodesTask {
         Ok(left.is_empty())
     }
 
-    /// Ends the connections to endpoints of lost nodes. Excludes endpoints that serve again or
-    /// whose packets were seen recently, because the API server's answer may have taken long.
+    /// Ends the connections to endpoints of lost nodes, except endpoints that serve again or sent
+    /// packets recently: the API server's answer may have taken long.
     async fn end(&mut self, lost: &mut BTreeMap<Path, Shared>) -> Result<Vec<EndedFlow>> {
         self.losses.see(&self.places.borrow());
         lost.retain(|path, node| self.losses.suspects_on(path, node));
         let mut paths: BTreeSet<_> = lost.keys().copied().collect();
-        // Noted before the scan: a scan that fails may have ended some connections.
+        // A scan that fails may have ended some connections.
         self.losses.were_ended(paths.iter().copied());
         let ended = self.walk(move |flows| {
             let Found { heard, .. } = flows.find(&paths)?;

@@ -1,4 +1,4 @@
-//! The metrics server: `/metrics`, and the other paths that kube-proxy serves there (its
+//! The metrics server: `/metrics`, and kube-proxy's other paths there (its
 //! `cmd/kube-proxy/app/server.go`).
 
 use std::time::Duration;
@@ -46,7 +46,6 @@ pub fn configz_router(configz: Value) -> Router {
     Router::new().route("/configz", any(async move || json(&configz)))
 }
 
-/// Returns the path `/metrics`.
 pub fn scrape_router(agent: AgentHandle, metrics: Metrics) -> Router {
     Router::new()
         .route("/metrics", any(scrape))

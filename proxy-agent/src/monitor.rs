@@ -43,7 +43,6 @@ const BATCH: usize = 256;
 /// The time between two reads of the programs' count of lost records.
 const LOST_PERIOD: Duration = Duration::from_secs(1);
 
-/// The registry of watchers.
 #[derive(Clone, Debug)]
 pub struct Watchers {
     events: broadcast::Sender<Arc<Event>>,
@@ -58,12 +57,12 @@ impl Default for Watchers {
     }
 }
 
-/// A watcher's request. By default it gets no past events, and all events from now on.
+/// A watcher's request. Default: no past events, all events from now on.
 #[derive(Debug, Deserialize)]
 struct Wanted {
     /// The start time of past events.
     since: Option<Timestamp>,
-    /// False if only past events are requested.
+    /// False: past events only.
     follow: Option<bool>,
 }
 
@@ -78,7 +77,7 @@ impl Drop for Watcher {
 
 impl Watchers {
     /// Creates a registry that keeps the last `most` decisions and as many refusals. The programs
-    /// then write records even while nobody watches.
+    /// then record even without watchers.
     pub(crate) fn keeping(most: usize) -> Self {
         let past = Past::of(most);
         let number = watch::Sender::new(usize::from(most > 0));
@@ -118,8 +117,8 @@ impl Watchers {
                 }
                 ready = monitor.readable_mut(), if on && !more => {
                     let mut ready = ready.context("wait for records")?;
-                    // The flag is cleared before the read, so that a record that arrives after the
-                    // read sets it again.
+                    // The flag is cleared before the read, so that a record after the last read
+                    // sets it again.
                     ready.clear_ready();
                     more = self.hand_on(ready.get_inner_mut());
                 }
@@ -248,14 +247,13 @@ impl Reader {
         self.batch = past.next(place, BATCH).into_iter();
         if self.batch.len() == 0 {
             self.place = None;
-            // The lock on the past events excludes an event between the last past event and the
-            // feed.
+            // The lock excludes an event between the past events and the feed.
             self.feed = self.follows.then(|| self.watchers.feed());
         }
     }
 }
 
-/// The events for one watcher. The feed counts as a watcher while it exists.
+/// The events for one watcher, which counts as a watcher while it lives.
 pub(crate) struct Feed {
     events: broadcast::Receiver<Arc<Event>>,
     _watcher: Watcher,

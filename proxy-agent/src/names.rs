@@ -21,7 +21,7 @@ use proxy_view::status::NamesStatus;
 
 /// The wait before another attempt to listen, and between checks of systemd-resolved's settings.
 const RETRY: Duration = Duration::from_secs(10);
-/// The time after which systemd-resolved is configured again, even if its settings look unchanged.
+/// The time after which systemd-resolved is configured again without a visible need.
 const AGAIN: Duration = Duration::from_secs(900);
 /// The time after which systemd-resolved is configured again if its settings are not visible.
 const AGAIN_UNSEEN: Duration = Duration::from_secs(60);
@@ -114,8 +114,8 @@ impl Names {
         }
     }
 
-    /// Makes systemd-resolved query kpx for names of the domain. Its setting belongs to the
-    /// anchor's peer device, which no route uses, and is removed with that device.
+    /// Makes systemd-resolved query kpx for names of the domain, by settings of the anchor's peer
+    /// device, which no route uses. The settings are removed with the device.
     async fn report_resolved(&self) -> Infallible {
         let mut reported = None;
         let mut last: Option<Telling> = None;
@@ -129,8 +129,8 @@ impl Names {
                 sleep(RETRY).await;
                 continue;
             };
-            // The check repeats, because systemd-resolved may start later and other programs may
-            // change its settings. A new device is configured at once.
+            // systemd-resolved may start later, and other programs may change its settings. A new
+            // device is configured at once.
             if last
                 .as_ref()
                 .is_some_and(|last| last.holds(device, kept(device)))
@@ -173,14 +173,13 @@ impl Names {
         // systemd-resolved ignores devices without an address (resolved-link.c).
         net::anchor::address_far_end(&self.netlink, device).await?;
         let NamesOptions { address, zone } = &self.options;
-        // The domain comes before the server: systemd-resolved would send every name to a device
-        // with a server and no domain.
+        // systemd-resolved would send every name to a device with a server and no domain, so the
+        // domain comes first.
         let domain = format!("~{zone}");
         let address = address.to_string();
         let settings: [&[&str]; 6] = [
             &["domain", net::anchor::PEER, &domain],
-            // LLMNR and mDNS would send packets on the device, and kpx supports neither DNSSEC nor
-            // TLS.
+            // The device must send no LLMNR or mDNS, and kpx supports neither DNSSEC nor TLS.
             &["llmnr", net::anchor::PEER, "no"],
             &["mdns", net::anchor::PEER, "no"],
             &["dnssec", net::anchor::PEER, "no"],
@@ -198,7 +197,7 @@ impl Names {
     }
 }
 
-/// The last settings of systemd-resolved for the device, as far as visible.
+/// The last settings of systemd-resolved, as far as visible.
 struct Telling {
     device: u32,
     /// The stored settings; `None` if systemd-resolved refused or did not store them.
@@ -207,8 +206,8 @@ struct Telling {
 }
 
 impl Telling {
-    /// Returns true if the settings are still in use. This check runs every ten seconds, so it
-    /// starts no child process.
+    /// Returns true if the settings still hold. The check runs every ten seconds, without a child
+    /// process.
     fn holds(&self, device: u32, kept: Option<Vec<u8>>) -> bool {
         let again = if self.kept.is_some() {
             AGAIN
@@ -220,7 +219,7 @@ impl Telling {
 }
 
 /// Returns systemd-resolved's stored settings of a device. Their format is private: the bytes only
-/// show whether the settings are unchanged.
+/// show whether they are unchanged.
 fn kept(device: u32) -> Option<Vec<u8>> {
     fs::read(format!("{KEPT}/{device}")).ok()
 }
@@ -230,7 +229,7 @@ fn kept(device: u32) -> Option<Vec<u8>> {
 fn is_of_this_machine() -> Result<bool> {
     match fs::read_link("/proc/1/ns/net") {
         Ok(of_init) => Ok(of_init == net::namespace()?),
-        // If this process may not read the link, it must be in the kernel's first namespace.
+        // Without the right to read the link, only the kernel's first namespace is certain.
         Err(_) => is_first_namespace(),
     }
 }

@@ -64,11 +64,11 @@ pub struct Node {
     rows: NodeRows,
     detection: Detection,
     ranges: Ranges,
-    /// Set once the programs detect local pods, as far as detection is possible.
+    /// Set once the programs can detect local pods, as far as possible.
     detects: bool,
     fast_path: FastPathState,
     bypass_flows: BypassFlows,
-    /// The state of the rules for which `fast_path` was evaluated.
+    /// The rules' state that `fast_path` was evaluated for.
     judged_rules: JudgedRules,
     /// Set while the rules are not yet evaluated for a pod's new device.
     judges_pods: bool,
@@ -183,8 +183,7 @@ impl Node {
         self.devices.addresses()
     }
 
-    /// Returns the addresses of devices without a network behind them, with the device of each: see
-    /// [`Devices::kept_addresses`].
+    /// Returns the addresses of devices without a network behind them, with the device of each.
     pub fn kept_addresses(&self) -> BTreeMap<IpAddr, String> {
         self.devices.kept_addresses()
     }
@@ -193,8 +192,8 @@ impl Node {
         &self.options
     }
 
-    /// Returns the addresses to listen on for a server that is reachable at the node port
-    /// addresses. The unspecified address stands for all addresses of its family.
+    /// Returns the addresses to listen on for a server at the node port addresses. The unspecified
+    /// address stands for its whole family.
     pub fn listen_addresses(&self) -> BTreeSet<IpAddr> {
         self.options.node_ports.listen_on(
             self.own_addresses(),
@@ -296,8 +295,7 @@ impl Node {
         let routed = self
             .update_routes(listed || lost || is_new_anchor, health)
             .await;
-        // kpx itself changes routes after a change of an address or of the anchor. Any other change
-        // repairs what another program changed.
+        // After a change of an address or of the anchor, kpx itself changes routes.
         if let Ok(changed) = routed
             && listed
             && before == (self.devices.addresses_up(), self.anchor())
@@ -390,7 +388,7 @@ impl Node {
             host_mode.log(desired);
         }
         // The programs drop packets to addresses in these ranges that have no frontend. So the
-        // frontends, and the shared networks in the ranges, are written first.
+        // frontends and the shared networks are written first.
         (
             is_due,
             if written && self.ranges.routes.is_some() {
@@ -416,8 +414,8 @@ impl Node {
         result
     }
 
-    /// Restores missing service routes and rules, and reads the node's routes within the ranges of
-    /// ClusterIPs. May wait for RTNL.
+    /// Restores missing service routes and rules, and reads the routes in ranges of ClusterIPs. May
+    /// wait for RTNL.
     pub async fn repair_routes(&mut self, health: &Health) -> Result<()> {
         let routed = self.update_routes(true, health).await;
         if let Ok(changed) = routed {
@@ -428,7 +426,7 @@ impl Node {
         all([routed.map(drop), read])
     }
 
-    /// Restores the sysctls outside the anchor: systemd-sysctl may change them at any time.
+    /// Restores sysctls outside the anchor, which systemd-sysctl may change whenever it runs.
     fn verify_changes(&mut self) -> Result<()> {
         self.repairs.sysctls += self.programs.verify_changes(&self.devices)?;
         Ok(())
@@ -525,8 +523,7 @@ impl Node {
                 .into_iter()
                 .flat_map(|node| &node.node_addresses),
         );
-        // This look-up lists all routes, so it is skipped if the operator or the Node object names
-        // an address.
+        // This look-up lists all routes, so a preferred address replaces it.
         let named = preferred.iter().any(|ip| A::from_ip(*ip).is_some());
         let default_route = if named {
             None

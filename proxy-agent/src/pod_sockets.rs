@@ -14,7 +14,7 @@ use tracing::warn;
 
 /// The time for which changes of pods are collected.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The first wait for a missing cgroup. The longest wait is the sync period.
+/// The first wait for a missing cgroup. The longest is the sync period.
 const RETRY_MIN: Duration = Duration::from_millis(500);
 
 type Uids = BTreeSet<Box<str>>;
@@ -29,7 +29,7 @@ pub struct SelectedPods {
 /// The results of the last search.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The state of each selected pod's row, by the pod's uid.
+    /// The rows of the selected pods, by the pod's uid.
     pub rows: BTreeMap<Box<str>, PodRow>,
     /// The reason why the search failed.
     pub error: Option<String>,
@@ -43,7 +43,7 @@ pub struct PodSocketsTask {
     sync_period: Duration,
 }
 
-/// Returns the agent's side and the task, if pods are selected.
+/// Connects an agent with its task, if pods are selected.
 pub fn start(
     datapath: &mut Datapath,
     sync_period: Duration,
@@ -64,7 +64,7 @@ pub fn start(
 }
 
 impl SelectedPods {
-    /// Sets the selected pods. The rows of an earlier agent stay until the first call.
+    /// Sets the selected pods. A predecessor's rows stay until the first call.
     pub fn set(&self, uids: Uids) {
         self.wanted.send_if_modified(|wanted| {
             let is_new = wanted.as_ref() != Some(&uids);
@@ -111,14 +111,14 @@ impl PodSocketsTask {
                     wait = RETRY_MIN;
                     sleep(PAUSE).await;
                 }
-                // The agent is about to end, and reports why.
+                // The agent ends, and reports why.
                 Ok(Err(_)) => return std::future::pending().await,
                 Err(_) => {}
             }
         }
     }
 
-    /// Publishes the results of a search. Returns true if another search would find nothing more.
+    /// Publishes the results. Returns true if another search would find nothing more.
     fn report(&self, found: Option<Result<BTreeMap<Box<str>, PodRow>>>) -> bool {
         let last = self.found.borrow().clone();
         let found = match found {

@@ -9,7 +9,7 @@ use tracing::{debug, info};
 
 pub use proxy_check::NEEDED;
 
-/// Returns an error that names missing capabilities, if any.
+/// Fails with the names of missing capabilities.
 pub fn demand() -> Result<()> {
     let missing = missing(CapSet::Permitted)?;
     if !missing.is_empty() {
@@ -33,7 +33,7 @@ pub fn confine(more: &[Capability]) -> Result<()> {
         .copied()
         .collect();
     set_no_new_privs().context("forbid new privileges")?;
-    // Without CAP_SETPCAP the inherited bounding set stays, but it no longer has an effect.
+    // Without CAP_SETPCAP the inherited bounding set stays, and has no effect any more.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         let bounding = caps::read(None, CapSet::Bounding).context("read the bounding set")?;
         for capability in bounding.difference(&kept) {

@@ -114,7 +114,7 @@ fn is_cluster_node(settings: &Settings) -> bool {
     settings.mode == Mode::Node && matches!(settings.source, Source::Kubernetes(_))
 }
 
-/// The host of a run: handles for changes, and whether kpx undoes the changes at its end.
+/// The host's side of a run: handles for changes, and whether the changes end with kpx.
 struct Host {
     netlink: Handle,
     changes: Changes,
@@ -129,7 +129,7 @@ struct Reporting {
     watchers: Watchers,
     metrics: Metrics,
     liveness: Liveness,
-    /// The problems of the agent's own work, and of the source of objects.
+    /// The problems of the agent's own work, and of its source.
     health: Health,
     source_health: Health,
     agent: AgentHandle,
@@ -371,8 +371,7 @@ fn desired_in(loaded: &Loaded, node_name: Option<String>, options: ModelOptions)
         .within(Room::of(&loaded.max_entries))
 }
 
-/// Ends the agent's work on the programs: detaches them if they would end with this process, or
-/// leaves them to the next agent.
+/// Detaches the programs if they would end with this process, else leaves them to the next agent.
 async fn leave(agent: Agent, cleans_up: &Cell<bool>) -> Result<()> {
     if agent.persistence_kind() == PersistenceKind::Nothing {
         cleans_up.set(true);
@@ -384,7 +383,7 @@ async fn leave(agent: Agent, cleans_up: &Cell<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Removes everything from the host, if requested or if the programs end with this process.
+/// Removes everything from the host, if requested or if nothing keeps the programs.
 async fn clean_up(host: &Host) -> Result<()> {
     if !host.cleans_up.get() {
         return Ok(());
@@ -429,15 +428,15 @@ async fn tend(
     }
 }
 
-/// Waits until the Events are sent, so that an error reaches the cluster before the agent ends.
+/// Waits until events are sent, so that an error reaches the cluster before the agent ends.
 async fn flushed<T>(work: impl Future<Output = Result<T>>, events: &Events) -> Result<T> {
     let result = work.await;
     events.flushed().await;
     result
 }
 
-/// The stop signals. The agent catches them from the start: an earlier signal would kill it before
-/// it undoes its changes.
+/// The stop signals. The agent catches them from the start, because an earlier signal would leave
+/// its changes behind.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -473,17 +472,17 @@ fn set_parameters(conntrack: &Conntrack, changes: &Changes, events: &Events) {
     }
 }
 
-/// Makes the kernel measure the programs' runs and run times while the returned descriptor is open.
-/// The kernel requires CAP_SYS_ADMIN, which neither the pod nor the systemd unit has. Without these
-/// numbers the node is served all the same.
+/// Makes the kernel measure the programs' runs and run times while the result is open. The kernel
+/// requires CAP_SYS_ADMIN, which neither the pod nor the systemd unit has. The node is served
+/// without these numbers.
 fn measure_programs() -> Result<OwnedFd> {
     let stats = enable_stats(Stats::RunTime)
         .context("have the kernel measure programs, which takes CAP_SYS_ADMIN");
     stats.inspect_err(|error| warn!(error = format!("{error:#}"), "programs are not measured"))
 }
 
-/// Raises the limit on open files to the hard limit: each device has two links, each link is an
-/// open file, and the usual limit is 1,024.
+/// Raises the limit on open files: each device has two links, each an open file, and the usual
+/// limit is 1,024.
 fn raise_file_limit() -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit on open files")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("raise the limit on open files")

@@ -1,5 +1,4 @@
-//! The settings, resolved from flags, files and defaults. The rest of the agent reads no other
-//! settings.
+//! The settings, resolved from flags, files and defaults. The rest of the agent reads only these.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,14 +23,13 @@ pub struct Settings {
     pub source: Source,
     pub node: NodeOptions,
     pub model: ModelOptions,
-    /// The mechanism that attaches programs. `None`: TCX if the kernel supports it, otherwise
-    /// clsact.
+    /// `None`: TCX if the kernel supports it, otherwise clsact.
     pub attach: Option<Mechanism>,
     /// The directory of the agent's socket.
     pub run_dir: PathBuf,
-    /// The id of the group that may connect to the socket; `None` for root alone.
+    /// The id of the group that may connect to the socket; `None`: root alone.
     pub socket_group: Option<u32>,
-    /// The directory in which pinned maps and links outlive the agent.
+    /// The directory in which maps and links outlive the agent.
     pub bpf_dir: PathBuf,
     /// True if the agent removes everything from this host when it ends.
     pub cleanup_on_exit: bool,
@@ -45,14 +43,13 @@ pub struct Settings {
     pub ui: bool,
     /// The maximum number of Service ports with series in `/metrics`.
     pub service_metrics: usize,
-    /// The maximum number of decisions, and of drops and rejections, that the monitor keeps.
+    /// The numbers of decisions, and of drops and rejections, that the monitor keeps.
     pub monitor_history: usize,
     /// True if the kernel measures the programs' runs and run times.
     pub bpf_stats: bool,
-    /// The maximum wait until a refused write is retried. The node is unhealthy once a request has
-    /// waited for twice this period.
+    /// The period after which refused writes are retried. The node is unhealthy once a request has
+    /// waited for twice the period.
     pub sync_period: Duration,
-    /// The minimum time between two syncs.
     pub min_sync_period: Duration,
     pub conntrack: Conntrack,
     /// The maximum wait for the Node object.
@@ -61,15 +58,15 @@ pub struct Settings {
     pub oom_score_adj: Option<i32>,
     /// The response of `/configz`.
     pub configz: serde_json::Value,
-    /// The sizes of the maps; an unset size is derived from this machine's memory.
+    /// The sizes of the maps; an unset size depends on this machine's memory.
     pub sizes: Sizes,
     /// Socket load balancing; `None` disables it.
     pub sockets: Option<SocketOptions>,
-    /// The DNS server for the cluster's names; `None` disables it.
+    /// The DNS server; `None` disables it.
     pub names: Option<NamesOptions>,
     /// The API server for TCP connections to unreachable pods; `None` disables the tunnel.
     pub tunnel: Option<kubernetes::Options>,
-    /// The cgroup below which sockets are translated; `None` for all sockets.
+    /// The cgroup below which sockets are translated; `None`: all.
     pub cgroup_root: Option<PathBuf>,
     /// The networks of IPVS virtual servers that are not kube-proxy's.
     pub ipvs_excluded: Vec<IpNet>,

@@ -1,8 +1,8 @@
 //! Forwards connections of local processes to unreachable pods through the API server.
 //!
-//! The datapath sends such a connection to a socket of kpx on this machine: for the datapath, that
-//! is the only backend of the Service port. The flow table names the Service. So one socket of each
-//! family serves all Services. A connection without a flow in the table is refused.
+//! The datapath sends such a connection to a socket of kpx on this machine, as the only backend of
+//! the Service port. The flow table names the Service. So one socket of each family serves all
+//! Services, and a connection without a local flow is refused.
 
 mod listen;
 
@@ -174,7 +174,7 @@ impl Shared {
         match ended {
             Ok(()) => self.clear(Some(&service)),
             Err(error) => {
-                // An I/O error is no failure of the tunnel: clients may reset their connections.
+                // Clients may reset their connections, which is no failure.
                 if error.downcast_ref::<std::io::Error>().is_none() {
                     self.fail(Some(&service), format!("pod {pod}: {error:#}"));
                 }
@@ -183,8 +183,8 @@ impl Shared {
         }
     }
 
-    /// Returns the flow of a connection and its candidate pods. `None` if this machine's flow table
-    /// does not have the connection.
+    /// Returns the flow of a connection and its candidate pods; `None` if this machine has no such
+    /// flow.
     async fn wanted(
         &self,
         stream: &TcpStream,
@@ -272,7 +272,7 @@ async fn is_gone(
     }: TranslatedFlow,
 ) {
     let mut wait = GONE_MIN;
-    // The call may make the kernel load a module, so it has a thread of its own.
+    // The kernel may load a module during the call.
     while on_own_thread(has_owner(client, frontend))
         .await
         .unwrap_or(true)
@@ -282,8 +282,8 @@ async fn is_gone(
     }
 }
 
-/// Returns true if a process has the client's socket, or if the check fails. After a failed check,
-/// the stream lasts until the pod ends it.
+/// Returns true if a process has the client's socket. If unknown, the stream lasts until the pod
+/// ends it.
 async fn has_owner(client: SocketAddr, frontend: SocketAddr) -> bool {
     match sock_diag::has_owner(client, frontend).await {
         Ok(Some(has_owner)) => has_owner,

@@ -31,12 +31,11 @@ use crate::monitor::Watchers;
 use proxy_trace::{meaning, remedy};
 use room::Rooms;
 
-/// The sources of the page's data.
 #[derive(Clone)]
 pub struct Sources {
     pub agent: AgentHandle,
     pub watchers: Watchers,
-    /// The run directory of the agent. A trace reads the agent's tables through it.
+    /// The run directory of the agent, whose tables a trace reads.
     pub run_dir: Arc<Path>,
 }
 
@@ -50,7 +49,6 @@ impl Sources {
     }
 }
 
-/// The state of the router.
 #[derive(Clone)]
 struct Page {
     sources: Sources,

@@ -25,7 +25,7 @@ impl Arch {
             .find(|arch| arch.name() == consts::ARCH)
     }
 
-    /// Returns Rust's name of the architecture, used in file names.
+    /// Returns Rust's name, used in file names.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64",
@@ -33,7 +33,7 @@ impl Arch {
         }
     }
 
-    /// Returns Go's name of the architecture, used by OCI.
+    /// Returns Go's name, used by OCI.
     pub(crate) fn go_name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -41,7 +41,7 @@ impl Arch {
         }
     }
 
-    /// Returns true if this machine runs programs of this architecture without emulation.
+    /// Returns true if this machine runs its programs without emulation.
     pub(crate) fn is_native(self) -> bool {
         self.name() == consts::ARCH
     }
@@ -54,14 +54,13 @@ impl Arch {
         format!("{}-linux-gnu-gcc", self.name())
     }
 
-    /// Returns the emulator for programs of this architecture; `None` if this machine runs them
-    /// itself.
+    /// Returns the emulator for programs of this architecture; `None` if the kernel runs them.
     pub(crate) fn emulator(self) -> Option<String> {
         (!self.is_native()).then(|| format!("qemu-{}-static", self.name()))
     }
 
-    /// Installs the tools to build kpx for a foreign architecture. If that fails, the error has the
-    /// commands to type.
+    /// Installs the tools to build kpx for a foreign architecture, or fails with the commands to
+    /// type.
     pub(crate) fn ensure_tools(self) -> Result<()> {
         let missing = || {
             let targets =
@@ -71,7 +70,7 @@ impl Arch {
         setup::install(&format!("kpx for {}", self.go_name()), missing)
     }
 
-    /// Returns the missing installation steps. `targets` are rustup's installed targets.
+    /// Returns the missing steps. `targets` are rustup's installed targets.
     fn missing(self, targets: &str, has: impl Fn(&str) -> bool) -> Vec<Install> {
         let Some(emulator) = self.emulator() else {
             return Vec::new();

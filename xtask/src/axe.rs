@@ -1,5 +1,4 @@
-//! Installs axe-core, which tests use to check the web page's accessibility. kpx does not contain
-//! it.
+//! Installs axe-core, with which tests check the web page's accessibility. kpx does not contain it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +10,7 @@ use crate::{shell, step, workspace};
 
 /// The npm package, by Deque Systems under the MPL-2.0.
 const PACKAGE: &str = "axe-core@4.14.1";
-/// The script that the page under test runs.
+/// The script that a page runs.
 const FILE: &str = "package/axe.min.js";
 
 /// Installs axe-core if it is missing. On failure, only the tests of the web page fail.

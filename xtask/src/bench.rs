@@ -23,7 +23,7 @@ const SCALE: &str = "scale";
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let results = workspace::target_dir()?.join("bench");
-    // The benchmark runs as root, but the directory belongs to the user.
+    // The benchmark runs as root; the directory stays the user's.
     fs::create_dir_all(&results).with_context(|| format!("create {}", results.display()))?;
     match args.split_first() {
         Some((section, args)) if section == ICOUNT => count(args, &results),
@@ -43,7 +43,7 @@ fn asks_for_kernels(args: &[OsString]) -> bool {
         .any(|arg| arg == "--kernel" || arg.to_string_lossy().starts_with("--kernel="))
 }
 
-/// Measures large clusters on other kernels. Each kernel has its own file of results.
+/// Measures large clusters on other kernels, with a file of results per kernel.
 fn on_kernels(args: &[OsString], results: &Path) -> Result<()> {
     let words = once(OsStr::new(SCALE)).chain(args.iter().map(OsString::as_os_str));
     scale::run(
@@ -56,7 +56,7 @@ fn on_kernels(args: &[OsString], results: &Path) -> Result<()> {
     )
 }
 
-/// Appends the records of a run to a file of results.
+/// Appends a run to a file of results.
 fn add(path: &Path, lines: &[String]) -> Result<()> {
     let text = lines.join("\n") + "\n";
     let open = OpenOptions::new().create(true).append(true).open(path);

@@ -50,7 +50,7 @@ impl Options {
     }
 }
 
-/// Builds, and returns the path of the program kpx.
+/// Builds, and returns the path of kpx.
 pub(crate) fn run(options: &Options) -> Result<PathBuf> {
     with(&setup::ensure(Need::Build)?, options)
 }
@@ -193,7 +193,7 @@ fn around(
             .spawn()
             .with_context(|| format!("run `{}`", shell::show(&cargo)))?;
         // cargo treats a file that is newer than the start of the build script as changed, and
-        // would build twice. So the object gets an earlier time.
+        // would build twice.
         let built = kernel_programs().and_then(|()| date(&object, started));
         if built.is_err() {
             child.kill().context("stop cargo")?;
@@ -219,7 +219,7 @@ fn date(object: &Path, time: SystemTime) -> Result<()> {
         .with_context(|| format!("date {}", object.display()))
 }
 
-/// Removes an empty object, if there is one, and takes the lock for which build scripts wait.
+/// Removes an empty stand-in of the object, and takes the lock that build scripts wait for.
 fn lock_missing(object: &Path) -> Result<File> {
     let path = object.with_added_extension("lock");
     let lock = File::create(&path).with_context(|| format!("create {}", path.display()))?;
@@ -233,8 +233,7 @@ fn lock_missing(object: &Path) -> Result<File> {
     }
 }
 
-/// Builds the variant of the kernel programs with logging: equivalent programs with other
-/// instructions.
+/// Builds equivalent kernel programs with other instructions: the variant with logging.
 pub(crate) fn other_object(toolchain: &Toolchain) -> Result<PathBuf> {
     let options = Options {
         log: true,
@@ -285,8 +284,8 @@ fn build_object(
     })
 }
 
-/// Returns the command that builds the kernel programs with the toolchain's own cargo. Cargo.lock
-/// is up to date, because the workspace's cargo has just run.
+/// Returns the command with the toolchain's own cargo. Cargo.lock is up to date: the workspace's
+/// cargo has just run.
 fn kernel_programs(
     toolchain: &Toolchain,
     feature: Option<&str>,
@@ -356,8 +355,8 @@ fn rustflags(linker: &Path, arch: &str) -> String {
     .join("\u{1f}")
 }
 
-/// Copies the object to where proxy-datapath's build script looks for it. Keeps an equal object,
-/// because a new file would cause a new build of kpx.
+/// Copies the object to where proxy-datapath's build script looks for it. An equal object stays,
+/// because a new file would rebuild kpx.
 fn install(from: &Path, to: &Path) -> Result<()> {
     let object = fs::read(from).with_context(|| format!("read {}", from.display()))?;
     let same = match fs::read(to) {

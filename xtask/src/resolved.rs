@@ -1,7 +1,7 @@
 //! Provides systemd-resolved for a test that resolves names through kpx. kpx does not contain it.
 //!
-//! Debian's package is unpacked and not installed, because an installed systemd-resolved would
-//! become the machine's resolver.
+//! Debian's package is unpacked instead of installed: an installed package becomes the machine's
+//! resolver.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
-//! Finds or installs the tools for the build and the tests, and asks nothing.
+//! Finds or installs the tools for the build and the tests, without questions.
 //!
-//! A pure function decides on the next step, from facts about the machine and from the steps tried
-//! so far. A loop collects facts, runs the step and repeats. No step runs twice, so the loop ends.
+//! A pure function decides on the next step from the facts and the steps tried so far. A loop
+//! collects facts, runs the step and repeats. No step runs twice, so the loop ends.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -29,7 +29,6 @@ pub(crate) enum Need {
     Tests,
 }
 
-/// The tools that build the kernel programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Toolchain {
     pub(crate) compiler: Compiler,
@@ -60,7 +59,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Installs the missing tools. If that fails, the error has the commands that would install them.
+/// Installs the missing tools, or fails with the commands that would install them.
 pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
     let mut tried = Vec::new();
     loop {
@@ -150,7 +149,7 @@ fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
     }
 }
 
-/// Returns the missing steps for this compiler, in the order in which they must run.
+/// Returns the missing steps for this compiler, in order.
 fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
     let mut packages = Vec::new();
     let (llvm, has_compiler) = match compiler {
@@ -202,8 +201,8 @@ fn missing(machine: &Machine, need: Need, compiler: Compiler) -> Vec<Install> {
         .collect()
 }
 
-/// Returns true if the linker can read the compiler's output. LLVM reads the output of older
-/// versions, but not of newer versions.
+/// Returns true if the linker can read the compiler's output: LLVM reads output of older versions,
+/// never of newer versions.
 fn fits(linker: &Linker, llvm_of_compiler: u32) -> bool {
     linker.version == LINKER_VERSION && linker.llvm >= llvm_of_compiler
 }
@@ -249,7 +248,7 @@ impl Install {
 }
 
 fn apt_get(args: &[&str]) -> Command {
-    // Without root rights the command is only shown.
+    // Without root this step is only shown.
     let prefix = shell::root_prefix().unwrap_or(&["sudo"]);
     let words = [
         prefix,

@@ -10,7 +10,7 @@ fn linker(version: &str, llvm: u32) -> Option<Linker> {
     })
 }
 
-/// Returns a machine with all tools that Debian offers.
+/// Returns a machine with everything that Debian offers.
 fn debian() -> Machine {
     Machine {
         apt: true,
@@ -91,7 +91,7 @@ fn ready(compiler: Compiler) -> Next {
     })
 }
 
-/// Returns a machine with rustup's nightly and its linker, and without Debian's packages.
+/// Returns a machine with nightly and its linker, without packages.
 fn nightly() -> Machine {
     Machine {
         rustup: true,

@@ -34,7 +34,7 @@ pub(crate) fn nice(command: &Command) -> Command {
     nice
 }
 
-/// Returns standard output and standard error of a command; `None` if it cannot run or fails.
+/// Returns both outputs of a command; `None` if it cannot run or fails.
 pub(crate) fn output(program: impl AsRef<OsStr>, args: &[&str]) -> Option<String> {
     let output = Command::new(program)
         .args(args)
@@ -70,7 +70,7 @@ pub(crate) fn show(command: &Command) -> String {
         .join(" ")
 }
 
-/// Finds a program on the PATH, or in the system directories that a plain user's PATH omits.
+/// Finds a program, including in the system's directories outside a plain user's PATH.
 pub(crate) fn which(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
@@ -85,7 +85,7 @@ pub(crate) fn is_executable(file: &Path) -> bool {
 }
 
 pub(crate) fn is_root() -> io::Result<bool> {
-    // The owner of a process's directory in /proc is the effective user of the process.
+    // The owner of a process' directory in /proc is its effective user.
     Ok(fs::metadata("/proc/self")?.uid() == 0)
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn has_sudo() -> bool {
     output("sudo", &["-n", "true"]).is_some()
 }
 
-/// Returns the prefix for a command that must run as root; empty if this process runs as root.
+/// Returns the prefix of a command that must run as root; empty for root.
 pub(crate) fn root_prefix() -> Result<&'static [&'static str]> {
     if is_root().context("read /proc/self")? {
         return Ok(&[]);
@@ -105,7 +105,6 @@ pub(crate) fn root_prefix() -> Result<&'static [&'static str]> {
     bail!("this needs root: run it as root, or let sudo work without a password (`sudo -v` first)")
 }
 
-/// Returns the command that runs a program as root.
 pub(crate) fn as_root(program: &Path) -> Result<Command> {
     let mut words = root_prefix()?
         .iter()

@@ -12,7 +12,7 @@ const RELEASE: &str = "--release";
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let toolchain = setup::ensure(Need::Lab)?;
-    // This argument is for the build; the other arguments are for the scenarios.
+    // The build takes this argument; the scenarios take the rest.
     let release = args.iter().any(|arg| arg == RELEASE);
     let mut args = args.to_vec();
     args.retain(|arg| arg != RELEASE);

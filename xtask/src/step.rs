@@ -1,6 +1,6 @@
-//! Runs long steps. Prints the name of a step at its start and the duration at its end.
+//! Runs long steps: prints the name of each first and its duration last.
 //!
-//! The output goes to standard error, so that the commands' own output can be piped.
+//! The output goes to standard error, so that the commands' outputs can be piped.
 
 use std::io::{BufRead, BufReader, pipe};
 use std::process::{Command, Stdio};
@@ -20,8 +20,8 @@ pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T>
     result
 }
 
-/// Runs a step with hidden output. Prints the output after a failure. On a terminal, shows a
-/// spinner with the output's latest line.
+/// Runs a step with hidden output, which is printed after a failure; a terminal shows a spinner
+/// with the latest line.
 pub(crate) fn quiet(name: &str, commands: impl IntoIterator<Item = Command>) -> Result<()> {
     let spinner = ProgressBar::new_spinner();
     if spinner.is_hidden() {

@@ -34,7 +34,7 @@ const FUZZ: Target = Target {
     threads: 1,
 };
 const FUZZ_SECS: &str = "30";
-/// The test programs that use labs. Lanes run in parallel; the programs of a lane run in sequence.
+/// The test programs that use labs. Lanes run in parallel, the programs of a lane in sequence.
 const LANES: [&[Target]; 3] = [
     &[Target {
         name: "lab",
@@ -66,7 +66,7 @@ const LANES: [&[Target]; 3] = [
     ],
 ];
 
-/// A test program, and the number of its tests that run in parallel.
+/// A test program, and the number of its parallel tests.
 #[derive(Clone, Copy)]
 struct Target {
     name: &'static str,
@@ -124,7 +124,7 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
     Ok(tally)
 }
 
-/// The settings that all cargo calls share.
+/// The settings of all cargo calls.
 struct Plan<'a> {
     kpx: &'a Path,
     helm: Option<PathBuf>,
@@ -226,7 +226,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns the names of the test programs.
     fn programs() -> Vec<String> {
         let mut cargo = workspace::cargo();
         let output = cargo

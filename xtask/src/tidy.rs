@@ -1,5 +1,5 @@
-//! Checks the house rules that a machine can check. Reports each violation with its place and the
-//! reason of the rule.
+//! Checks the house rules that a machine can check. Each violation has its place and the rule's
+//! reason.
 
 mod rules;
 mod source;

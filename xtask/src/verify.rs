@@ -1,4 +1,4 @@
-//! Verifies the kernel programs: this machine's kernel must accept them within the limits.
+//! Verifies the kernel programs: the kernel must accept them within the limits.
 
 mod cycle;
 mod stack;
@@ -17,11 +17,11 @@ use proxy_common::names;
 
 use crate::shell;
 
-/// The maximum number of verified instructions. A larger program slows the start of kpx, and some
-/// kernel may soon refuse it.
+/// The limit on verified instructions: a larger program slows the start of kpx, and a kernel may
+/// soon refuse it.
 const MAX_VERIFIED: u32 = 240_000;
 
-/// Loads every program of an object without attaching it, and prints a line about each program.
+/// Loads every program of an object without attaching it, and prints a line for each.
 pub(crate) fn run(object: &Path) -> Result<()> {
     let prefix =
         shell::root_prefix().context("the kernel programs are built, but cannot be verified")?;
@@ -37,8 +37,7 @@ pub(crate) fn run(object: &Path) -> Result<()> {
     shell::run(command)
 }
 
-/// Checks the object for constructs that old kernels refuse, even if this machine's kernel accepts
-/// them.
+/// Checks the object for constructs that old kernels refuse and this machine's kernel may accept.
 pub(crate) fn is_fit_for_old_kernels(object: &Path) -> Result<()> {
     let bytes = fs::read(object).with_context(|| format!("read {}", object.display()))?;
     let mut parsed =

@@ -27,8 +27,7 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{shell, workspace};
 
-/// The kernels: the oldest supported kernel, those of Debian's stable releases, and Debian's
-/// newest.
+/// The kernels: the oldest supported kernel, those of stable releases, and Debian's newest.
 const KERNELS: &[&str] = &["5.10", "6.1", "6.12", NEWEST];
 /// The requested kernels that a run must not skip.
 const MUST_RUN: &[&str] = &["6.1", "6.12"];
@@ -77,7 +76,7 @@ const EXTENSIONS: &[&str] = &[
     "ipt_REJECT", "ip6t_REJECT", "xt_MARK", "xt_MASQUERADE", "xt_addrtype", "xt_comment", "xt_conntrack", "xt_mark", "xt_set", "xt_standard",
 ];
 
-/// The omitted tests: suite, test, and the reason why a guest cannot run the test.
+/// The excluded tests: suite, test, and the reason why a guest cannot test it.
 const LEFT_OUT: &[(&str, &str, &str)] = &[];
 
 #[derive(clap::Args)]
@@ -218,7 +217,7 @@ fn one(
     })
 }
 
-/// Fails unless all tests that ran passed, and the requested kernels of [`MUST_RUN`] ran.
+/// Fails unless everything that ran passed, and the requested kernels of [`MUST_RUN`] ran.
 fn conclude(asked: &[String], outcomes: &[(&str, Outcome)]) -> Result<()> {
     println!(
         "{:<8} {:<34} {:>7} {:>7}",
@@ -283,7 +282,7 @@ fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> 
         build::object(&toolchain, &build::Options::default())?;
     }
     let program = |(path, package, features, kind, name): &Program| {
-        // The copy is needed, because other builds overwrite cargo's file.
+        // Other builds overwrite cargo's own copy.
         let kept = folder.join(name);
         if build {
             let built = step(&format!("build {name}"), || {

@@ -14,7 +14,7 @@ pub(crate) fn root() -> &'static Path {
         .expect("xtask is a directory of the workspace")
 }
 
-/// Returns the target directory. The path of this program is `<target
+/// Returns the target directory: this program runs from `<target
 /// directory>[/<triple>]/<profile>/xtask`.
 pub(crate) fn target_dir() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("find the target directory")?;
@@ -34,8 +34,8 @@ pub(crate) fn target_dir() -> Result<PathBuf> {
     .to_owned())
 }
 
-/// Returns the path of the kpx that a plain `cargo build` or `cargo build --release` writes, in a
-/// sibling of this program's directory.
+/// Returns the kpx of a plain `cargo build` or `cargo build --release`, in a sibling of this
+/// program's directory.
 pub(crate) fn kpx(release: bool) -> Result<PathBuf> {
     let exe = std::env::current_exe().context("find the target directory")?;
     let dir = exe
@@ -47,7 +47,7 @@ pub(crate) fn kpx(release: bool) -> Result<PathBuf> {
         .join("kpx"))
 }
 
-/// Returns the cargo that runs xtask, as a command in the workspace's root.
+/// Returns the cargo that runs xtask, at the top of the workspace.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
@@ -65,9 +65,8 @@ pub(crate) fn run_as_root(cargo: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Removes the variables that describe xtask. Build scripts that watch these variables would run
-/// again whenever `cargo build` and `cargo xtask build` alternate, and half of the tree would be
-/// built again.
+/// Removes the variables that describe xtask. Build scripts that watch them would run again
+/// whenever `cargo build` and `cargo xtask build` alternate, and rebuild half of the tree.
 pub(crate) fn forget_xtask(command: &mut Command) {
     let of_a_package = |name: &OsStr| {
         let name = name.to_string_lossy();

@@ -22,8 +22,8 @@ use crate::lost_nodes::EndpointPlaces;
 /// The time between two reads of the programs' counters: normally, and while no connection opens.
 const PERIOD: Duration = Duration::from_millis(200);
 const REST: Duration = Duration::from_secs(1);
-/// The time without a new connection after which reads become rare. It exceeds the time until a
-/// client retries its SYN.
+/// The time without a new connection after which reads become rare: longer than a client's SYN
+/// retry.
 const CALM: Duration = Duration::from_secs(10);
 /// The counters that grow with each new and each failed connection.
 const SIGNS: [Event; 4] = [
@@ -45,8 +45,7 @@ pub(super) struct BackendHealth {
     votes: VoteReader,
     started: Instant,
     due: Instant,
-    /// The counts of failures and of SYNs to late backends at the last read. `None` before the
-    /// first read.
+    /// The counts of failures and of SYNs to late backends at the last read, if any.
     counted: Option<[u64; 2]>,
     /// The sum of all [`SIGNS`] at the last read, and the time of its last growth.
     signs: (u64, Option<Instant>),
@@ -99,7 +98,7 @@ impl BackendHealth {
         })
     }
 
-    /// Reads the votes if the counters have grown or an evaluation is due later without new votes.
+    /// Reads the votes if the counters have grown or an evaluation is due without new votes.
     fn read(&mut self, counters: &Counters, desired: &Desired) -> Result<Vec<Change>> {
         let counted = [
             counters.event(Event::BackendFailed)?,
@@ -141,7 +140,7 @@ impl Agent {
             .for_each(|places| places.report(desired));
         let read = backend_health.read(counters, desired);
         let concerns_any = desired.set_silent(backend_health.judge.silent());
-        // An unreadable counter was reported by the read above.
+        // The read above has reported unreadable counters.
         let pace = backend_health.pace(counters).unwrap_or(PERIOD);
         backend_health.due = began + pace.max(began.elapsed() * SHARE);
         let reported = read.map(|changes| self.report_changes(&changes));
@@ -153,8 +152,8 @@ impl Agent {
         }
     }
 
-    /// Reports to each Service, once per evaluation, which backends became unresponsive or answer
-    /// again.
+    /// Reports to each Service which backends became unresponsive or answer again, once per
+    /// evaluation.
     fn report_changes(&self, changes: &[Change]) {
         let mut reported = BTreeMap::<_, Vec<String>>::new();
         for change in changes {

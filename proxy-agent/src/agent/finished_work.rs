@@ -1,5 +1,4 @@
-//! Continues after work outside the loop: the node's tasks and the sweep. Also the hand-over at the
-//! end.
+//! Continues after work outside the loop: the node's tasks, the sweep, and the agent's end.
 
 use std::time::Duration;
 

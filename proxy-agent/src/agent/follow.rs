@@ -22,7 +22,7 @@ pub(super) struct Following {
     pass: Pass,
     started: Instant,
     written: bool,
-    /// The result of the part that does not need RTNL.
+    /// The result of the part that needs no RTNL.
     done: Result<()>,
 }
 
@@ -76,7 +76,7 @@ impl Agent {
         self.reports.end(pass, |family| {
             result.is_ok() && self.writer.is_whole(family)
         });
-        // If the ranges have changed, the node has read its routes in them again.
+        // After a change of ranges the node has read its routes again.
         if let Some(node) = self.node.here_mut()
             && node.share_networks(&mut self.desired)
         {

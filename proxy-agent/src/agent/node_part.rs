@@ -1,8 +1,7 @@
-//! The node's part of the agent, which can be away to work on devices, routes and rules.
+//! The node's part of the agent, which may be away to work on devices, routes and rules.
 //!
-//! The kernel changes all of these, and attaches programs, under RTNL, which any program may hold
-//! for long. So that work runs on its own thread, and the loop continues with Services and
-//! endpoints.
+//! The kernel changes all of these, and attaches programs, under RTNL, which any program can hold
+//! for long. That work runs on its own thread, and the loop continues with Services and endpoints.
 //!
 //! ```text
 //!   Here ── task: devices, a pass to follow, routes, rule check ──▶ Away
@@ -50,7 +49,6 @@ pub(super) enum Errand {
     Devices,
     /// Update routes and rules after a pass.
     Follow(Following),
-    /// Restore routes and rules.
     Routes,
     /// Evaluate netfilter's rules: which packets may bypass the network stack.
     Judgement,

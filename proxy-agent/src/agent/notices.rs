@@ -1,5 +1,5 @@
-//! Finds properties of the host that kpx cannot comply with. `kpx status` shows them; the node
-//! stays healthy.
+//! Finds properties of the host that kpx cannot honour. `kpx status` shows them; the node stays
+//! healthy.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const STALE: &str = "kube-proxy's nftables rules are on this node: without a run
 #[derive(Debug, Default)]
 pub(super) struct Notices {
     texts: Vec<String>,
-    /// The time of the next check. `None` before the first check, which runs at once.
+    /// The time of the next check. The first is due at once.
     due: Option<Instant>,
 }
 

@@ -7,18 +7,18 @@ use tokio::time::Instant;
 
 use super::schedule::PassSchedule;
 
-/// The wait before the first retry of a refused write. The wait grows up to the sync period.
+/// The first wait before a refused write is retried. The longest wait is the sync period.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Passes {
     pub(super) schedule: PassSchedule,
     retry: Option<Retry>,
-    /// Set if the last pass left Services for the next pass.
+    /// Set if the last pass left Services to the next.
     pub(super) is_behind: bool,
-    /// Set by the first pass. Before it, the maps may hold the rows of an earlier agent.
+    /// Set by the first pass. Before it, the maps may hold a predecessor's rows.
     pub(super) has_synced: bool,
-    /// The number of passes that changed a map, and the time of the last such pass.
+    /// The number of passes that changed a map, and the time of the last.
     pub(super) changing: u64,
     pub(super) last_change: Option<Timestamp>,
 }
@@ -37,7 +37,7 @@ impl Passes {
         }
     }
 
-    /// Returns the time of the next pass that needs no change of an object.
+    /// Returns the time of the next pass without a change of objects.
     pub(super) fn due(&self) -> Option<Instant> {
         let retry = self.retry.as_ref().map(|retry| retry.at);
         let behind = self.is_behind.then(Instant::now);

@@ -47,7 +47,7 @@ impl Agent {
     }
 
     pub(super) fn pods_status(&self, node: &Node) -> Option<PodsStatus> {
-        // While the socket programs are detached, packets of all pods are translated on devices.
+        // While the socket programs are detached, devices translate the packets of all pods.
         let selected = self
             .pods
             .selected

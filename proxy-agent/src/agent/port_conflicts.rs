@@ -1,6 +1,6 @@
 //! Finds processes of this node that receive no packets because a Service has their address and
-//! port. The agent reports them and keeps the Service: kube-proxy serves such Services too, and
-//! some clusters depend on them for ingress.
+//! port. The agent reports them and keeps the Service: kube-proxy serves such Services, and some
+//! clusters depend on them for ingress.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +16,7 @@ use proxy_source::events::Events;
 pub(super) struct PortConflicts {
     /// The external frontends at the node's own addresses, as of the last scan.
     known: BTreeSet<(IpAddr, Proto, u16)>,
-    /// The revision of the frontends and the node's own addresses as of the last scan.
+    /// The frontends' revision and the node's own addresses as of the last scan.
     seen: Option<(u64, BTreeSet<IpAddr>)>,
 }
 

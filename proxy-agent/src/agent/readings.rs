@@ -1,4 +1,4 @@
-//! Collects the values of the loop for a scrape of `/metrics`.
+//! Collects the agent's values for a scrape.
 
 use std::collections::BTreeMap;
 
@@ -68,8 +68,7 @@ impl Agent {
     }
 }
 
-/// Returns the number of services without local endpoints, for the internal and for the external
-/// policy.
+/// Counts the services without local endpoints, for the internal and for the external policy.
 fn no_local_endpoints<A: Addr>(tables: &FamilyTables<A>) -> [u64; 2] {
     [Service::INTERNAL_LOCAL, Service::EXTERNAL_LOCAL].map(|policy| {
         let without = |service: &&Service| {

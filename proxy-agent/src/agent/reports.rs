@@ -24,7 +24,7 @@ pub struct Reports {
 }
 
 pub(super) struct Pass {
-    /// Set if the pass has changes to apply.
+    /// Set if there are changes to apply.
     asked: bool,
     /// Set if the pass reads the maps first.
     pub(super) full: bool,

@@ -43,7 +43,7 @@ impl PassSchedule {
             .map(|last| last + self.min_period)
     }
 
-    /// Notes the start of a pass, which may turn out to have nothing to write.
+    /// Notes the start of a pass, which may have nothing to write.
     pub(super) fn begin(&mut self) {
         self.is_waiting = false;
     }

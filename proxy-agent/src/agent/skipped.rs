@@ -49,8 +49,8 @@ impl Agent {
     }
 }
 
-/// Counts the addresses that kpx does not translate in host mode. `None` if there is none. Any
-/// number is normal, and not a problem.
+/// Counts the addresses that a host in mode `host` leaves to the network. Any number is normal, and
+/// not a problem.
 pub(super) fn not_taken(desired: &Desired) -> Option<String> {
     let not_taken: Vec<_> = desired
         .skipped()

@@ -221,7 +221,7 @@ pub(super) fn role_name(node: &Node, ifindex: u32) -> &'static str {
     role_word(node.role(ifindex), node.knows_devices())
 }
 
-/// Returns the name of a role. No device has a role before all devices are listed.
+/// Returns the name of a role. No device has a role before all are listed.
 const fn role_word(role: Option<Role>, are_listed: bool) -> &'static str {
     match role {
         Some(Role::Device { pod: true }) => "pod",

@@ -11,8 +11,7 @@ use proxy_datapath::{FlowMaps, Pressure, Remaining, Swept};
 
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);
 
-/// The time before the second sweep: the programs classify packets without a flow only after two
-/// sweeps.
+/// The time before the second sweep: packets without a flow are classified only after two sweeps.
 const SECOND_SWEEP: Duration = Duration::from_secs(1);
 
 /// The time between sweeps while a table is nearly full.

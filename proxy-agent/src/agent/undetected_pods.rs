@@ -11,14 +11,14 @@ use proxy_datapath::Counters;
 use proxy_source::events::Events;
 use proxy_source::health::{Health, Problem};
 
-/// The time without a connection of such a pod after which the problem ends.
+/// The problem ends after this time without such a connection.
 const QUIET: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub(super) struct UndetectedPods {
     seen: u64,
     last: Option<Instant>,
-    /// Set once the Event is sent, which is sent only once.
+    /// Set once the only Event is sent.
     reported: bool,
 }
 

@@ -109,7 +109,7 @@ impl CleanupArgs {
         }
     }
 
-    /// Returns true if kpx's own state must stay.
+    /// Returns true if kpx's own state stays.
     fn is_for_kube_proxy_alone(&self) -> bool {
         self.kube_proxy && !self.force && !self.as_kube_proxy
     }
@@ -264,7 +264,6 @@ async fn ours(
     Ok(Outcome::Done)
 }
 
-/// The items removed so far.
 #[derive(Debug, Default)]
 struct Removed {
     removed: Vec<String>,
@@ -284,7 +283,7 @@ impl Removed {
         }
     }
 
-    /// Records an object that kpx created to keep kube-proxy's connections open.
+    /// Records an object created to keep kube-proxy's connections open.
     fn keep(&mut self, what: &str) {
         self.note(format!(
             "made {what}, which keeps kube-proxy's connections open: kpx cleanup removes it"

@@ -1,4 +1,4 @@
-//! Completes the command line with names from the running agent: namespaces, Services, pods, nodes,
+//! Completes the command line with the running agent's names: namespaces, Services, pods, nodes,
 //! devices.
 
 use std::collections::BTreeSet;
@@ -17,10 +17,10 @@ use proxy_view::{RUN_DIR, ServiceView};
 /// The environment variable with which the script of `kpx completions` requests candidates.
 pub(super) const ASKS: &str = "KPX_COMPLETE";
 
-/// The time limit for the agent. After it the shell completes nothing, and prints no error.
+/// The time limit for the agent. After it the shell completes nothing, silently.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The arguments, of all commands, whose values come from the agent.
+/// The arguments with values from the agent, of all commands.
 const KNOWN: [(&str, Names); 6] = [
     ("namespace", namespaces),
     ("service_namespace", namespaces),

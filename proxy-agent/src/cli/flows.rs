@@ -90,7 +90,7 @@ impl FlowsArgs {
                 continue;
             }
             flows.push(flow);
-            // To sort and cut the buffer at twice the limit bounds the memory.
+            // Sorting whenever the buffer is twice the limit bounds the memory.
             if flows.len() >= limit.saturating_mul(2) {
                 keep_newest(&mut flows, limit);
             }
@@ -108,7 +108,7 @@ impl FlowsArgs {
     }
 }
 
-/// Sorts and deduplicates the flows, and keeps the first `limit` flows.
+/// Sorts and deduplicates the flows, and keeps the first `limit`.
 fn keep_newest(flows: &mut Vec<FlowView>, limit: usize) {
     let key = |flow: &FlowView| (flow.idle_secs, flow.client, flow.frontend, flow.from_node);
     flows.sort_unstable_by(|a, b| {

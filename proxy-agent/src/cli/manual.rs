@@ -45,7 +45,7 @@ pub(super) fn completions(args: &CompletionsArgs) -> Result<()> {
         ShellName::Powershell => &Powershell,
     };
     let mut script = Vec::new();
-    // The script looks up kpx in the PATH, so that it works wherever kpx is installed.
+    // The script finds kpx in the PATH, so that it works wherever kpx is installed.
     shell
         .write_registration(ASKS, "kpx", "kpx", "kpx", &mut script)
         .context("write the script")?;

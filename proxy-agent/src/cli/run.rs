@@ -21,8 +21,8 @@ use proxy_datapath::object;
 use proxy_net::changes::Changes;
 use proxy_source::events::Events;
 
-/// Serves this node until stopped, or executes another action of `args`. The process must have only
-/// one thread.
+/// Serves this node until stopped, or executes another action of `args`. The process must be
+/// single-threaded.
 pub(super) fn start(args: &RunArgs) -> Result<()> {
     let RunArgs(given) = args;
     if given.is_set("version") {
@@ -56,13 +56,13 @@ pub(super) fn start(args: &RunArgs) -> Result<()> {
     }
     let object = object::chosen(given.path("bpf-object").as_deref())?;
     demand()?;
-    // Work that needs more capabilities than serving is done in `prepare`.
+    // Everything that needs more capabilities than serving happens in `prepare`.
     let prepared = prepare(&settings, &object)?;
     confine(&further_capabilities(&settings))?;
     wait_for(run(settings, &object, prepared))
 }
 
-/// Returns the capabilities that serving needs with these settings, besides those of every agent.
+/// Returns the additional capabilities that serving needs with these settings.
 fn further_capabilities(settings: &Settings) -> Vec<Capability> {
     let mut capabilities = Vec::new();
     if settings.bpf_stats {

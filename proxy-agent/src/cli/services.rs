@@ -57,7 +57,7 @@ pub(super) async fn services(args: &ServicesArgs) -> Result<()> {
     show(&client, args.output.kind(), &args.watch, &nothing, read).await
 }
 
-/// Sorts Services. The sort is stable, so Services with equal values stay sorted by name.
+/// Sorts Services; the sort is stable, so equal Services stay sorted by name.
 fn sort(services: &mut [ServiceView], order: Order) {
     let sum = |service: &ServiceView, count: fn(&PortCounts) -> u64| -> u64 {
         service

@@ -192,7 +192,7 @@ fn head(status: &Status, form: Form) -> String {
     form.sentences(&[], rows.map(|(name, value)| vec![cell(name), value]))
 }
 
-/// Describes the node's health, and the kinds of objects whose changes the agent misses.
+/// Describes the node's health, and the changes that the agent misses.
 fn health(status: &Status) -> Cell {
     let unheard = status.unheard.as_ref().filter(|_| status.complete).map(
         |UnheardStatus { since, kinds }| {
@@ -318,7 +318,7 @@ fn ways(pods: &PodsStatus) -> String {
     }
 }
 
-/// Lists the pods, each with how its packets are translated and why.
+/// Lists the pods with the path of their packets, and its reason.
 fn pods(status: &Status, form: Form) -> String {
     let pods = status.pods.iter().flat_map(|pods| &pods.pods);
     let rows = pods.map(|pod| {
@@ -331,7 +331,7 @@ fn pods(status: &Status, form: Form) -> String {
     form.sentences(&["POD", "SOCKETS", "WHY"], rows)
 }
 
-/// Describes what happens to Services while no agent runs, and returns the text's colour.
+/// Describes what happens to Services while no agent runs, with a colour.
 fn restarts(status: &Status) -> (fn(&'static str) -> Cell, &'static str) {
     match status.kept_by.as_str() {
         "pins" => (
@@ -525,8 +525,7 @@ fn families(status: &Status, form: Form) -> String {
     )
 }
 
-/// Lists the maps that have entries; `wide` lists all maps, including maps without a known number
-/// of entries.
+/// Lists the maps that have entries; `wide` lists all maps.
 fn maps(status: &Status, form: Form) -> String {
     let is_old = |name: &String| {
         status
@@ -555,7 +554,7 @@ fn maps(status: &Status, form: Form) -> String {
     form.table(&["MAP", "ENTRIES", "MAX", "FULL"], shown.map(row))
 }
 
-/// Formats the fill of a map: yellow from 70 %, red from 90 %, where the operator must act.
+/// Formats the fill of a map: yellow from 70 %, red from 90 %, where it needs action.
 fn full(fill: &MapFill) -> Cell {
     let Some(entries) = fill.entries else {
         return cell("");

@@ -47,7 +47,7 @@ pub(super) fn command() -> Command {
     })
 }
 
-/// Returns the examples by command. A subcommand of `cluster` has a name of two words.
+/// Returns the examples by command; a subcommand of `cluster` has two words.
 fn all_examples() -> impl Iterator<Item = (String, &'static [Example])> {
     let of_cluster = proxy_cluster::EXAMPLES
         .iter()
@@ -85,15 +85,15 @@ impl Cli {
 
 /// Prints a usage error or the help, and ends the process.
 fn end(mut error: clap::Error) -> ! {
-    // A similar value is the likely fix, and the list of all values would hide it.
+    // A similar value is the fix; the list of all values would hide it.
     if error.get(ContextKind::SuggestedValue).is_some() {
         error.remove(ContextKind::ValidValue);
     }
     error.exit()
 }
 
-/// Adapts the usage texts to the program's name. Under the names of kube-proxy and of kubectl's
-/// plugin, the subcommand is implicit.
+/// Adapts usages to the program's name: as kube-proxy or as kubectl's plugin, the subcommand is
+/// implicit.
 fn called_as(command: Command, program: Option<&OsString>) -> Command {
     let program = program
         .and_then(|path| Path::new(path).file_name())
@@ -186,7 +186,7 @@ fn see_also(command: &Command) -> Vec<Example> {
     ALL.into_iter().filter(|(page, _)| *page != own).collect()
 }
 
-/// Writes a section of terms and meanings. Writes nothing for an empty list.
+/// Writes a section of terms and meanings, unless the list is empty.
 fn list(out: &mut dyn io::Write, heading: &str, items: &[Example]) -> io::Result<()> {
     if items.is_empty() {
         return Ok(());
@@ -210,7 +210,6 @@ mod tests {
     use super::*;
     use crate::config::arguments;
 
-    /// Returns the names of visible commands and subcommands.
     fn shown(command: &Command, of: &str) -> Vec<String> {
         let parts = command
             .get_subcommands()
@@ -253,7 +252,6 @@ mod tests {
         }
     }
 
-    /// Returns the command and its visible subcommands, recursively.
     fn all(command: &Command) -> Vec<&Command> {
         let parts = command.get_subcommands().filter(|part| !part.is_hide_set());
         [command].into_iter().chain(parts.flat_map(all)).collect()

@@ -9,13 +9,13 @@ use serde::{Deserialize, Deserializer, Serializer};
 use proxy_core::health::HealthMode;
 use proxy_core::model::{ALGORITHMS, algorithm_name};
 
-/// Returns the names of all values, without their help texts.
+/// Returns the names of all values, without their help.
 pub(super) fn values<T: ValueEnum>() -> Vec<PossibleValue> {
     let values = T::value_variants().iter().filter_map(T::to_possible_value);
     values.map(|value| value.help(Resettable::Reset)).collect()
 }
 
-/// Returns the error text for a value that is not in `values`.
+/// Returns the error text for a value outside `values`.
 pub(super) fn must_be_one_of(values: &[PossibleValue]) -> String {
     let names: Vec<_> = values.iter().map(PossibleValue::get_name).collect();
     format!("must be one of {}", names.join(", "))
@@ -40,7 +40,7 @@ fn read<T: ValueEnum>(text: &str) -> Result<T, String> {
     T::from_str(text, false).map_err(|_| must_be_one_of(&values::<T>()))
 }
 
-/// Serialises an optional choice; an empty text is `None`.
+/// An optional choice; an empty text is `None`.
 pub(super) mod or_empty {
     use super::*;
 
@@ -82,7 +82,7 @@ impl ValueEnum for BackendHealth {
     }
 }
 
-/// A load-balancing algorithm. Its values have the annotation's names.
+/// A load-balancing algorithm, with the annotation's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LbAlgorithm(pub Algorithm);
 

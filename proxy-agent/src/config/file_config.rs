@@ -65,8 +65,7 @@ impl FileConfig {
         let unknown = if is_kube_proxy {
             decode::<KubeProxyConfiguration>(&value)
         } else {
-            // Validation reports unknown choices together with all other errors, unless a flag
-            // replaces them.
+            // Validation reports them with all other errors, unless a flag replaces them.
             let mut value = value.clone();
             Fields::of(KpxConfiguration::KIND).take_unknown_choices(&mut value);
             decode::<KpxConfiguration>(&value)

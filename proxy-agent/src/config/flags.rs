@@ -32,15 +32,15 @@ pub(super) enum Effect {
     KubeProxy(&'static [&'static str]),
     /// The flag sets this field of KubeProxyConfiguration, even over a `--config` file.
     KubeProxyOver(&'static str),
-    /// The flag sets the port of this address of KubeProxyConfiguration.
+    /// The address of KubeProxyConfiguration whose port the flag sets.
     Port(&'static str),
     /// The flag sets this field of KpxConfiguration, even over a file.
     Kpx(&'static str),
-    /// The flag requests an action and sets no field.
+    /// An action instead of a field.
     Command,
-    /// The flag is hidden, for developers of kpx.
+    /// A hidden flag for developers of kpx.
     Development,
-    /// The flag set a field that no longer exists.
+    /// A field that no longer exists.
     Nothing,
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Kind {
     /// A boolean in Go's notation: `--flag` or `--flag=false`.
     Switch,
     Integer,
-    /// An integer. This text is the value of a flag that is given without a value.
+    /// An integer; this text is the value of a flag without a value.
     IntegerOr(&'static str),
     Number,
     Text,
@@ -67,7 +67,7 @@ pub(super) enum Kind {
     Version,
 }
 
-/// The values of flags on the command line, by flag name.
+/// The values of flags on the command line, by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct FlagValues(BTreeMap<&'static str, Value>);
 
@@ -107,7 +107,7 @@ impl FlagValues {
             .filter_map(|flag| Some((flag, self.0.get(flag.name)?)))
     }
 
-    /// Returns the flag that set an invalid field, if any.
+    /// Returns the flag that set an invalid field.
     pub(super) fn flag_of(&self, kind: &str, field: &str, has_file: bool) -> Option<&'static str> {
         let counts = |flag: &Flag| !has_file || !flag.effect.is_overruled_by_file();
         self.flags()
@@ -115,8 +115,8 @@ impl FlagValues {
             .map(|(flag, _)| flag.name)
     }
 
-    /// Writes the values into `kube_proxy` and `kpx`. `has_file` is set if a `--config` file sets
-    /// kube-proxy's fields.
+    /// Writes the values into `kube_proxy` and `kpx`. If `has_file`, a file sets kube-proxy's
+    /// fields.
     pub(super) fn apply(&self, kube_proxy: &mut Value, kpx: &mut Value, has_file: bool) {
         for (flag, value) in self.flags() {
             match flag.effect {
@@ -175,7 +175,7 @@ fn set_port(kube_proxy: &mut Value, field: &str, port: &Value) {
 }
 
 impl Flag {
-    /// Returns the field of KpxConfiguration that is a closed choice, with its values.
+    /// Returns the field of KpxConfiguration and its values, for a closed choice.
     pub(super) fn choice(&self) -> Option<(&'static str, Vec<PossibleValue>)> {
         match (self.effect, self.kind) {
             (Effect::Kpx(field), Kind::Choice(values)) => Some((field, values())),

@@ -1,14 +1,14 @@
-//! kube-proxy's feature gates: those that have an effect in kpx, and those that kpx accepts.
+//! kube-proxy's feature gates: those that kpx obeys, and those that it accepts.
 
 use std::collections::BTreeMap;
 
 use super::kube_version::KubeVersion;
 
-/// The gate that enables ExternalIPs (KEP-5707).
+/// Serves ExternalIPs (KEP-5707).
 pub(super) const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
-/// The gate that enables node ports at loopback addresses in mode nftables (KEP-6032).
+/// Serves node ports at loopback addresses in mode nftables (KEP-6032).
 pub(super) const LOCALHOST: &str = "KubeProxyNFTablesLocalhostNodePorts";
-/// The gate that enables the mode ipvs (KEP-5495).
+/// Permits the mode ipvs (KEP-5495).
 pub(super) const IPVS: &str = "KubeProxyIPVS";
 
 /// The first version in which ExternalIPs and IPVS need their gates (KEP-5707, KEP-5495).
@@ -53,12 +53,11 @@ const GATES: [&str; 36] = [
     "WatchListClient",
     "WinDSR",
 ];
-/// Gates of older versions and of other systems.
+/// Older gates, and gates of other systems.
 const OTHERS: [&str; 2] = ["WatchList", "WinOverlay"];
 
 const OBEYED: [&str; 2] = [EXTERNAL_IPS, LOCALHOST];
 
-/// The gates that an operator has set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gates<'a> {
     pub(super) set: &'a BTreeMap<String, bool>,
@@ -87,7 +86,7 @@ impl Gates<'_> {
         self.set.get(LOCALHOST).copied().unwrap_or(true)
     }
 
-    /// Returns the gates that no version of kube-proxy since 1.26 has.
+    /// Returns the gates that no kube-proxy since 1.26 has.
     pub(super) fn unknown(self) -> Vec<String> {
         let is_known = |gate: &str| GATES.contains(&gate) || OTHERS.contains(&gate);
         self.set
@@ -97,8 +96,8 @@ impl Gates<'_> {
             .collect()
     }
 
-    /// Returns unknown gates that resemble a gate with an effect in kpx, each with the correct
-    /// name. The operator would rely on the effect.
+    /// Returns unknown gates that resemble a gate that kpx obeys, with the correct name. The
+    /// operator would rely on their effect.
     pub(super) fn misspelt(self) -> Vec<(String, &'static str)> {
         let nearly = |gate: &str| OBEYED.into_iter().find(|obeyed| is_near(gate, obeyed));
         self.unknown()

@@ -1,4 +1,4 @@
-//! Collects the errors of a configuration, each with its field.
+//! Collects the errors of a configuration with their fields.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,10 +11,10 @@ use super::flags::table::FLAGS;
 use crate::config::duration::GoDuration;
 use crate::config::tree;
 
-/// The only choice whose empty value means unset.
+/// The choice whose empty value means unset.
 const MAY_BE_EMPTY: &str = "attach";
 
-/// An invalid field, reported in the API server's wording with the flag that set the value.
+/// An error in the API server's wording, with the flag that set the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Invalid {
     pub(super) kind: &'static str,
@@ -111,8 +111,8 @@ impl Fields {
             .collect()
     }
 
-    /// Removes from `document` each value that is not among the choices of its field, and converts
-    /// booleans to words.
+    /// Removes from `document` each value outside the choices of its field, and converts booleans
+    /// to words.
     pub(super) fn take_unknown_choices(&mut self, document: &mut Value) {
         for (field, values) in FLAGS.iter().filter_map(Flag::choice) {
             // YAML 1.1 parses the words `on` and `off` as booleans.

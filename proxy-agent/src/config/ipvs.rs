@@ -9,11 +9,11 @@ use super::kube_proxy::{Ipvs, KubeProxyConfiguration};
 use crate::config::duration::GoDuration;
 use crate::config::tree;
 
-/// An IPVS scheduler, and kpx's algorithm with the most similar distribution of clients.
+/// An IPVS scheduler, and the algorithm that spreads clients most similarly.
 struct Scheduler {
     name: &'static str,
     nearest: Algorithm,
-    /// The difference that remains for a client or a backend; empty if there is none.
+    /// The difference for a client or a backend; empty if there is none.
     differs: &'static str,
 }
 
@@ -59,8 +59,8 @@ pub(super) fn schedulers() -> String {
         .join(", ")
 }
 
-/// Returns the fields of a KpxConfiguration that follow from kube-proxy's document in mode ipvs.
-/// The operator's own fields take precedence.
+/// Returns the fields of a KpxConfiguration derived from kube-proxy's document in mode ipvs. The
+/// operator's own fields take precedence.
 pub(super) fn defaults(kube_proxy: &Value) -> Value {
     let given = tree::get(kube_proxy, "ipvs.scheduler")
         .and_then(Value::as_str)
@@ -71,8 +71,7 @@ pub(super) fn defaults(kube_proxy: &Value) -> Value {
     }
 }
 
-/// Returns a notice with the scheduler's replacement and the difference; `None` if there is no
-/// difference.
+/// Returns the scheduler's replacement and the difference; `None` if there is no difference.
 pub(super) fn notice(ipvs: &Ipvs) -> Option<String> {
     let Scheduler {
         name,
@@ -95,7 +94,7 @@ pub(super) fn excluded(kube_proxy: &KubeProxyConfiguration) -> Vec<IpNet> {
     excluded.filter_map(|net| net.parse().ok()).collect()
 }
 
-/// Returns the configured fields that have no effect, with the reasons.
+/// Returns the configured fields without effect, with the reasons.
 pub(super) fn without_effect(ipvs: &Ipvs) -> impl Iterator<Item = (&'static str, &'static str)> {
     let timeouts = [
         ("ipvs.tcpTimeout", ipvs.tcp_timeout),

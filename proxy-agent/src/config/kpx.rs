@@ -21,7 +21,6 @@ pub struct KpxConfiguration {
     pub mode: Mode,
     /// A directory to read objects from, instead of an API server.
     pub manifests: String,
-    /// A context of the kubeconfig.
     pub context: String,
     pub master: String,
     #[serde(rename = "nodeIPs")]
@@ -46,18 +45,17 @@ pub struct KpxConfiguration {
     /// An address and a port, or `none`. Empty: `127.0.0.153:53` in host mode, else `none`.
     pub dns_address: String,
     pub cluster_domain: String,
-    /// The mechanism that attaches programs. Empty: the best mechanism of the kernel.
+    /// Empty: the best mechanism of the kernel.
     #[serde(with = "choice::or_empty")]
     pub attach: Option<Mechanism>,
     #[serde(with = "choice")]
     pub fast_path: FastPath,
-    /// The number of entries in each family's flow table; 0: derived from the machine's memory.
+    /// The entries of each family's flow table; 0: derived from the machine's memory.
     pub flow_table_size: u32,
-    /// The number of entries in each family's tables of frontends and service ports; 0: derived
-    /// from the machine's memory.
+    /// The entries of each family's tables of frontends and service ports; 0: derived from the
+    /// machine's memory.
     pub service_table_size: u32,
-    /// The number of entries in each family's tables of endpoints; 0: derived from the machine's
-    /// memory.
+    /// The entries of each family's tables of endpoints; 0: derived from the machine's memory.
     pub endpoint_table_size: u32,
     #[serde(rename = "socketLB", with = "choice")]
     pub socket_lb: SocketLb,
@@ -83,7 +81,7 @@ pub struct KpxConfiguration {
     pub ui: bool,
     /// The maximum number of Service ports with series in `/metrics`.
     pub service_metrics: u32,
-    /// The maximum number of decisions, and of drops and rejections, for `kpx monitor --since`.
+    /// The numbers of decisions, and of drops and rejections, for `kpx monitor --since`.
     pub monitor_history: u32,
     /// Enables the kernel's statistics of the programs.
     pub bpf_stats: bool,
@@ -93,8 +91,7 @@ impl KpxConfiguration {
     pub const API_VERSION: &str = "kpx.dev/v1alpha1";
     pub const KIND: &str = "KpxConfiguration";
 
-    /// Returns the configured version, or the default if it is invalid. Validation reports an
-    /// invalid version.
+    /// Returns the version in use: the default if the configured version is invalid.
     pub(super) fn version(&self) -> KubeVersion {
         self.kubernetes_version
             .parse()
@@ -119,14 +116,14 @@ impl KpxConfiguration {
     /// Returns the options of socket load balancing; `None` if disabled. `masquerades` is set if
     /// masquerading depends on clients' addresses, which only packets have.
     pub(super) fn sockets(&self, masquerades: bool, own: &mut Fields) -> Option<SocketOptions> {
-        // An invalid scope is already reported, and must not cause errors about other fields.
+        // An invalid scope is already reported, and decides nothing about the other fields.
         if own.has_refused("socketLB") {
             return None;
         }
         let is_on = match self.socket_lb {
             SocketLb::Off => false,
-            // A host outside the cluster is somebody's machine. Its owner must enable the
-            // translation of all sockets.
+            // A host outside the cluster is somebody's machine: its owner must enable translation
+            // of all sockets.
             SocketLb::Auto => self.mode == Mode::Node,
             SocketLb::Host | SocketLb::All => true,
         };

@@ -65,7 +65,7 @@ pub struct Logging {
     pub flush_frequency: GoDuration,
     pub verbosity: u32,
     pub vmodule: Vec<VmoduleItem>,
-    /// The options of each log format's buffers; kpx's log has no such buffers.
+    /// The options of each format's buffers; kpx's log has no such buffers.
     pub options: BTreeMap<String, Value>,
 }
 
@@ -140,10 +140,10 @@ pub struct Conntrack {
     pub udp_stream_timeout: GoDuration,
 }
 
-/// The fields that exist in the section of every mode, as set in the active mode's section.
+/// The fields that kube-proxy's modes have in common, from the active mode's section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
-    /// The name of the section with the periods.
+    /// The section that holds the periods.
     pub section: &'static str,
     pub masquerade_bit: i32,
     pub masquerade_all: bool,

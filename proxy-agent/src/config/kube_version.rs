@@ -13,7 +13,7 @@ impl KubeVersion {
     /// The first version with the default mode nftables (KEP-5343).
     pub(super) const NFTABLES_DEFAULT: Self = Self(40);
 
-    /// Returns the default mode of a configuration that sets none.
+    /// Returns the mode of a configuration without one.
     pub(super) fn default_mode(self) -> &'static str {
         if self >= Self::NFTABLES_DEFAULT {
             "nftables"

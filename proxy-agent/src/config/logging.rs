@@ -22,7 +22,7 @@ pub(crate) fn start(logging: &Logging) {
     // Module names help only readers of debug lines.
     let has_modules = logging.verbosity >= 4 || std::env::var_os("RUST_LOG").is_some();
     let form = tracing_subscriber::fmt::layer().with_writer(stderr);
-    // If this process already has a logger, that logger stays in use.
+    // An earlier logger of this process stays in use.
     let _started = match logging.format.as_str() {
         "json" => subscriber.with(form.json()).try_init(),
         _ => subscriber

@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// The value of `--nodeport-addresses`. If empty, all addresses.
+/// The value of `--nodeport-addresses`. Empty: all addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePortAddresses {
-    /// True if the node's primary addresses are included.
+    /// True to include the node's primary addresses.
     primary: bool,
     nets: Vec<IpNet>,
 }
@@ -19,15 +19,14 @@ pub struct NodePortAddresses {
 pub enum Localhost {
     #[default]
     Off,
-    /// 127.0.0.1 unless other addresses are configured, and each loopback address that is
-    /// configured explicitly: kube-proxy's rule in mode iptables.
+    /// 127.0.0.1 unless other addresses are configured, and each loopback address configured by
+    /// name: kube-proxy's rule in mode iptables.
     Included,
     /// The loopback addresses that are configured explicitly. Under `externalTrafficPolicy: Local`,
     /// only with local endpoints. This is kube-proxy's rule in mode nftables (KEP-6032).
     Named,
 }
 
-/// The loopback address of each family.
 const LOCALHOSTS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -36,7 +35,7 @@ const LOCALHOSTS: [IpAddr; 2] = [
 impl NodePortAddresses {
     pub const PRIMARY: &str = "primary";
 
-    /// Adds an item of the option: a network or a keyword. Returns false if the item is neither.
+    /// Adds an item of the option: a network or a keyword. Returns false if it is neither.
     pub fn add(&mut self, item: &str) -> bool {
         let nets: &[&str] = match item {
             Self::PRIMARY => {
@@ -81,7 +80,7 @@ impl NodePortAddresses {
     }
 
     /// Returns the addresses to listen on for a server at the node port addresses. The unspecified
-    /// address stands for all addresses of its family. `own` are the node's addresses.
+    /// address stands for its whole family. `own` are the node's addresses.
     pub fn listen_on(
         &self,
         own: impl IntoIterator<Item = IpAddr>,

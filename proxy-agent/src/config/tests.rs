@@ -33,7 +33,7 @@ fn run_args(line: &str) -> Result<RunArgs> {
     Ok(Run::try_parse_from(["kpx"].into_iter().chain(line.split_whitespace()))?.args)
 }
 
-/// Loads a configuration from flags, without a file.
+/// Loads a configuration from flags alone.
 fn load(line: &str) -> Result<Configuration> {
     Configuration::load(&run_args(line)?)
 }
@@ -58,7 +58,6 @@ impl ConfigFile {
         Self { folder, path }
     }
 
-    /// Creates a file of a KubeProxyConfiguration with these fields.
     fn kube_proxy(fields: &str) -> Self {
         Self::new(&format!(
             "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}"

@@ -21,7 +21,7 @@ pub struct TracedNode {
 }
 
 impl NodeArgs {
-    /// Returns the options for the node and for Services. An error names the field and the flag.
+    /// Returns the options for a node and for Services. Errors name the field and the flag.
     pub fn options(&self) -> Result<(NodeOptions, ModelOptions)> {
         let configuration = Configuration::resolve(&self.0, FileConfig::default(), false)?;
         Ok((configuration.checked.node, configuration.checked.model))

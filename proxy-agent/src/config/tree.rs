@@ -20,7 +20,7 @@ pub(super) fn set(value: &mut Value, path: &str, new: Value) {
     *place = new;
 }
 
-/// Merges two documents. Where both set a field, `over` wins.
+/// Merges two documents; the fields of `over` win.
 pub(super) fn merge(under: Value, over: Value) -> Value {
     match (under, over) {
         (Value::Object(mut under), Value::Object(over)) => {
@@ -78,8 +78,7 @@ pub(super) fn path(dotted: &str) -> String {
     path
 }
 
-/// Joins the values of a repeated flag. Lists and maps are merged; any other value replaces the
-/// first.
+/// Joins the values of a repeated flag. Lists and maps are merged; other values are replaced.
 pub(super) fn join(first: Value, more: Value) -> Value {
     match (first, more) {
         (Value::Array(first), Value::Array(more)) => first.into_iter().chain(more).collect(),

@@ -25,7 +25,7 @@ use proxy_view::DNS_ADDRESS;
 
 /// The maximum length of a device's name in bytes: `IFNAMSIZ` without its final zero.
 const DEVICE_NAME_MAX: usize = 15;
-/// The maximum number of packets of each kind that the monitor keeps, in at most 100 MiB.
+/// The maximum number of packets of a kind that the monitor keeps: up to 100 MiB.
 const MONITOR_HISTORY_MAX: u32 = 100_000;
 
 /// The checked fields of both documents.
@@ -42,7 +42,7 @@ pub(super) struct Checked {
     pub(crate) socket_group: Option<u32>,
 }
 
-/// Returns the checked fields. `own` contains the errors in `kpx` that were found before.
+/// Returns the checked fields. `own` has the errors of `kpx` found so far.
 pub(super) fn check(
     kube_proxy: &KubeProxyConfiguration,
     kpx: &KpxConfiguration,
@@ -176,8 +176,8 @@ fn manifests(own: &mut Fields, kube_proxy: &KubeProxyConfiguration, kpx: &KpxCon
     }
 }
 
-/// Returns the id of the group that may connect to the agent's socket. A static binary can look up
-/// names only in `/etc/group`.
+/// Returns the id of the group that may query the agent. A static binary can look up names only in
+/// `/etc/group`.
 fn socket_group(own: &mut Fields, group: &str) -> Option<u32> {
     if group.is_empty() {
         return None;
@@ -211,7 +211,7 @@ fn misspelt_gates(fields: &mut Fields, gates: Gates<'_>) {
     }
 }
 
-/// Checks the Kubernetes version, and the fields that only one mode uses.
+/// Checks the version, and the fields that only one mode uses.
 fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
     let version = &kpx.kubernetes_version;
     let is_version = version.parse::<KubeVersion>().is_ok();
@@ -304,8 +304,7 @@ fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
         )?,
     };
     own.check(is_host, "dnsAddress", &kpx.dns_address, "is for host mode");
-    // Other hosts could query an address that is no loopback address. systemd-resolved needs a
-    // port.
+    // Other hosts could query a non-loopback address, and systemd-resolved needs a port.
     let is_fit = address.ip().is_loopback() && address.port() != 0;
     own.check(
         is_fit,
@@ -340,7 +339,7 @@ fn node_ports(fields: &mut Fields, given: &[String]) -> NodePortAddresses {
     addresses
 }
 
-/// Returns the rule of kube-proxy's mode for node ports at loopback addresses.
+/// Returns kube-proxy's rule for node ports at loopback addresses.
 fn localhost(kube_proxy: &KubeProxyConfiguration, gates: Gates<'_>) -> Localhost {
     match kube_proxy.mode.as_str() {
         NFTABLES if !gates.localhost() => Localhost::Off,

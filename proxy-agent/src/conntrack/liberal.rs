@@ -1,9 +1,8 @@
 //! Makes conntrack entries liberal for flows that bypass the network stack, one flow at a time.
 //!
 //! Conntrack sees one packet in sixteen seconds of such a flow, and the flow's end. The last packet
-//! that it saw may look unacknowledged, and then it soon drops the entry of a silent flow. The
-//! agent therefore renews the entry when a flow falls silent, and once a minute while the flow
-//! continues.
+//! may look unacknowledged, and conntrack then soon drops the entry of a silent flow. The agent
+//! therefore renews the entry when a flow falls silent, and once a minute while the flow continues.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
@@ -31,8 +30,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const LOOKS: usize = 7_168;
 /// The maximum number of liberal flows. The programs' map has space for more.
 const FLOWS_MAX: usize = 60_000;
-/// The maximum number of liberal flows with clients outside. The limit keeps space for other flows,
-/// since one host can spoof any number of client addresses.
+/// The maximum number of liberal flows with clients outside, of which one host can spoof any
+/// number.
 const FAR_MAX: usize = FLOWS_MAX / 2;
 
 /// The seconds from the answer until a flow bypasses the stack.
@@ -41,21 +40,21 @@ const BEGIN_SECS: u32 = 3;
 const SILENCE_SECS: u32 = 5;
 /// The seconds between two renewals of a flow that continues.
 const AGAIN_SECS: u32 = 60;
-/// The maximum timeout in seconds of a silent conntrack entry. It exceeds the time for which the
-/// programs keep a silent flow.
+/// The maximum timeout in seconds of a silent conntrack entry: longer than the programs keep the
+/// flow.
 const KEPT_SECS: u32 = 8_200;
 const ESTABLISHED: &str = "netfilter/nf_conntrack_tcp_timeout_established";
 
 struct Known {
     flow: OpenFlow,
-    /// The time of the last change of the conntrack entry in seconds since boot, and whether that
-    /// change was the first.
+    /// The time of the last change of the conntrack entry in seconds since boot, and whether it was
+    /// the first.
     told_secs: u32,
     is_new: bool,
 }
 
-/// The pending requests: the latest request of each flow. A flow repeats its request every second,
-/// and accepts an answer only to its request of this second or of the last.
+/// The pending requests, the latest of each flow. A flow repeats its request every second, and
+/// accepts an answer only to a request of this second or the last.
 #[derive(Default)]
 struct Waiting {
     offers: HashMap<AnyKey, Offer>,
@@ -73,7 +72,7 @@ struct Answers {
     order: VecDeque<AnyKey>,
 }
 
-/// Answers until the maps fail. If there is no conntrack socket, all flows stay on the stack.
+/// Answers until the maps fail. Without a conntrack socket all flows stay on the stack.
 pub async fn answer(flows: LiberalFlows) -> Result<()> {
     let (connection, conntrack) = match liberal::connect() {
         Ok(socket) => socket,
@@ -114,7 +113,7 @@ pub async fn answer(flows: LiberalFlows) -> Result<()> {
 }
 
 impl Answers {
-    /// Answers pending requests. Returns true if there were any, because more may come soon.
+    /// Answers pending requests. Returns true if there were any.
     async fn answer_questions(&mut self) -> Result<bool> {
         while self.waiting.has_room()
             && let Some(offer) = self.flows.offered()?
@@ -164,8 +163,7 @@ impl Answers {
         }
     }
 
-    /// Checks half of the liberal flows, at most [`LOOKS`]. So up to that limit each flow is
-    /// checked every other second.
+    /// Checks half of the liberal flows, at most [`LOOKS`].
     async fn look_at_known(&mut self) -> Result<()> {
         let now_secs = now_secs()?;
         for _ in 0..LOOKS.min(self.order.len().div_ceil(2)) {
@@ -228,7 +226,7 @@ impl Waiting {
         }
     }
 
-    /// Returns the oldest request whose flow still waits for an answer.
+    /// Returns the oldest request that its flow still waits for.
     fn next(&mut self, now_secs: u32) -> Option<Offer> {
         loop {
             let offer = self.offers.remove(&self.order.pop_front()?)?;

@@ -2,10 +2,10 @@
 //! entries while packets come.
 //!
 //! With kpx no netfilter rule translates frontends. Packets of pods and of clients outside are
-//! translated before netfilter. A stale entry collides with the entry of such a flow, because the
-//! replies of both look alike. The host's own packets pass netfilter untranslated on their way into
-//! the anchor, where a stale entry sends them to a backend that may be gone. Netfilter's own
-//! entries for the host's packets translate nothing, and kpx keeps them.
+//! translated before netfilter, and a stale entry collides with their entry because the replies
+//! look alike. The host's own packets pass netfilter untranslated on their way into the anchor,
+//! where a stale entry sends them to a backend that may be gone. Netfilter's own entries for the
+//! host's packets translate nothing, and kpx keeps them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -64,7 +64,7 @@ impl Frontends {
         self.dialled.contains(&at) || self.own.contains(&at.ip()) && is_node_port()
     }
 
-    /// Returns true if an entry with these tuples translates the address or port of a frontend.
+    /// Returns true if an entry with these tuples translates a frontend's address or port.
     fn are_translated(&self, original: &Tuple, reply: &Tuple) -> bool {
         reply.src != original.dst && self.has(original.dst)
     }
@@ -87,7 +87,7 @@ fn dialled<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = SocketAddr
 }
 
 /// Deletes the entries that translate frontends. Returns the result for each family with frontends.
-/// Does nothing if the kernel tracks no connections or does not list them to this process.
+/// Does nothing if the kernel tracks no connections or hides them from this process.
 pub(super) async fn remove(frontends: &Frontends) -> Result<Vec<Reconciled>> {
     if sysctl::read(COUNT)?.is_none_or(|count| count == "0") {
         return Ok(Vec::new());

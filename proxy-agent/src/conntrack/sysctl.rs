@@ -107,8 +107,8 @@ pub fn wanted(settings: &Conntrack) -> BTreeMap<&'static str, String> {
         .collect()
 }
 
-/// Returns the maximum number of entries, for all families together: a number per processor, with a
-/// minimum. `None` keeps the kernel's value.
+/// Returns the maximum number of entries of all families: a number per processor, with a minimum.
+/// `None` keeps the kernel's value.
 fn max(settings: &Conntrack, processors: u32) -> Option<u32> {
     let per_core = settings.max_per_core.filter(|per_core| *per_core > 0)?;
     Some(
@@ -147,7 +147,7 @@ fn timeouts(settings: &Conntrack) -> impl Iterator<Item = (&'static str, u64)> {
     values.into_iter().filter(|(_, value)| *value > 0)
 }
 
-/// Sets the maximum number of entries, and grows the hash table to one bucket per four entries.
+/// Sets the number of entries and grows the hash table with it: four entries per bucket.
 fn set_max(max: u32, changes: &Changes) -> Result<()> {
     write(MAX, u64::from(max), changes)?;
     let size = match fs::read_to_string(HASH_SIZE) {
@@ -167,7 +167,7 @@ fn set_max(max: u32, changes: &Changes) -> Result<()> {
     Ok(())
 }
 
-/// Writes a parameter. Does nothing if the kernel tracks no connections.
+/// Writes a parameter, unless the kernel tracks no connections.
 fn write(key: &str, value: u64, changes: &Changes) -> Result<()> {
     if sysctl::read(key)?.is_none() {
         debug!(key, "the kernel tracks no connections");

@@ -29,16 +29,15 @@ const LISTS: usize = 4;
 
 static ROOM: Semaphore = Semaphore::const_new(LISTS);
 
-/// A client's selection of flows. Every field that is set must match.
+/// A client's selection of flows: every field that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct FlowFilter {
-    /// The Service as `namespace/name`.
+    /// `namespace/name`.
     pub service: Option<String>,
     pub client: Option<IpAddr>,
     pub backend: Option<IpAddr>,
-    /// The namespace of the Service.
     pub namespace: Option<String>,
-    /// The states, separated by commas.
+    /// A comma-separated list.
     pub states: Option<String>,
 }
 
@@ -49,7 +48,7 @@ pub struct EndedFlows {
 }
 
 impl FlowFilter {
-    /// Returns the request path that selects these flows.
+    /// Returns the request path for these flows.
     pub fn path(&self) -> String {
         let service = self
             .service

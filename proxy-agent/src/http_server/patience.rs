@@ -17,7 +17,7 @@ pub(super) struct Patient<S> {
 }
 
 impl<S> Patient<S> {
-    /// Wraps a stream. If `patience` is `None`, writes may wait without limit.
+    /// Wraps a stream. If `patience` is `None`, writes may wait for ever.
     pub(super) const fn new(stream: S, patience: Option<Duration>) -> Self {
         Self {
             stream,
@@ -71,8 +71,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
-        // A socket has nothing to flush: a flush that is ready would clear the deadline of the
-        // pending write.
+        // A socket has nothing to flush, and a flush would clear the pending write's limit.
         if flushed.is_pending() {
             self.bounded(context, flushed)
         } else {

@@ -1,4 +1,4 @@
-//! Limits the number of connections. At the limit, the client with the most connections loses one.
+//! The connection limit. At the limit, the client with the most connections loses one.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -99,8 +99,8 @@ impl Place {
         self.room.lock().connections.push_back(connection);
     }
 
-    /// Returns a permit. If none is free, ends one of the `among` connections first. On a busy
-    /// machine an aborted task lives on for a while, with its connection open.
+    /// Returns a permit, if necessary by ending one of these connections. On a busy machine an
+    /// aborted task lives on for a while, with its connection open.
     async fn permit(
         &self,
         free: &Arc<Semaphore>,
@@ -129,8 +129,8 @@ impl Open {
         }
     }
 
-    /// Returns the index of the oldest connection of the client with the most connections. If age
-    /// alone counted, one client could end all other connections before their requests.
+    /// Returns the index of the oldest connection of the client with the most connections. By age
+    /// alone, one client could end all other connections before their requests.
     fn gives_way(&self, among: impl Fn(&Connection) -> bool) -> Option<usize> {
         let mut of_site = HashMap::<_, usize>::new();
         let mut of_client = HashMap::<_, usize>::new();
@@ -144,7 +144,7 @@ impl Open {
             *of_site.entry(client.map(site)).or_default() += 1;
             *of_client.entry(client).or_default() += 1;
         }
-        // `max_by_key` returns the last maximum: here, the oldest connection.
+        // `max_by_key` returns the last maximum.
         let heaviest = among().rev().max_by_key(|(_, Connection { client, .. })| {
             (of_site[&client.map(site)], of_client[client])
         });
@@ -152,8 +152,8 @@ impl Open {
     }
 }
 
-/// Returns the address that identifies a site. In IPv6 that is the /64 network, because a host may
-/// use any address in its /64.
+/// Returns the address that identifies a site. In IPv6 this is the /64, because a host may have any
+/// address in it.
 fn site(client: IpAddr) -> IpAddr {
     match client.to_canonical() {
         IpAddr::V4(client) => client.into(),
@@ -161,7 +161,7 @@ fn site(client: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns this process's limit on open files. At its start, kpx raises it to the hard limit.
+/// Returns this process's hard limit on open files.
 pub(crate) fn files() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(1_024, |(_, hard)| {
         usize::try_from(hard).unwrap_or(usize::MAX)
@@ -177,7 +177,7 @@ mod tests {
     const GREEDY: &str = "10.244.1.2";
     const PROBER: &str = "192.0.2.1";
 
-    /// Admits a connection that never ends by itself, and returns its task.
+    /// Admits a connection that never ends, and returns its task.
     async fn connect(place: &Place, client: &str) -> JoinHandle<()> {
         let client = client.parse().unwrap();
         let mut task = None;
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(ended(&connections).await, [0, 1]);
     }
 
-    /// Each listener could hold all connections by itself.
+    /// Each listener alone could hold all connections.
     #[tokio::test]
     async fn listeners_that_share_a_room_hold_no_more_in_sum() {
         let room = Room::new(8, 10);

@@ -40,7 +40,7 @@ fn client_with_loopback_address_is_on_the_host() {
     }
 }
 
-/// Many connections of three pods wait to be accepted by a busy agent. Then a load balancer
+/// Three pods' ordinary connections wait to be accepted by a busy agent. Then a load balancer
 /// connects.
 #[tokio::test]
 async fn probe_that_waits_behind_connections_of_three_pods_is_answered() {
@@ -71,7 +71,7 @@ async fn header_of_16_kib_is_read_and_a_longer_one_refused() {
             "GET / HTTP/1.1\r\nHost: node\r\nX: {}\r\n\r\n",
             "x".repeat(bytes)
         );
-        // The write may fail, because the server stops reading at its limit.
+        // The server stops reading at its own limit.
         let _sent = client.write_all(header.as_bytes()).await;
         assert!(read_some(&mut client).await.starts_with(status), "{bytes}");
     }
@@ -108,14 +108,13 @@ async fn connect(host: u8, to: SocketAddr) -> TcpStream {
         .await
         .expect("the queue of the listener is full");
     let stream = connected.unwrap();
-    // The reset on close keeps the ports out of TIME_WAIT.
+    // The ports must not stay in TIME_WAIT.
     SockRef::from(&stream)
         .set_linger(Some(Duration::ZERO))
         .unwrap();
     stream
 }
 
-/// Reads the first part of an answer.
 async fn read_some(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> String {
     let mut bytes = [0; 1_024];
     let count = timeout(DEADLINE, stream.read(&mut bytes))

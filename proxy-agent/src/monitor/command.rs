@@ -101,7 +101,7 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
         if !filter.wants(&event) {
             continue;
         }
-        // Past events are exempt from the limit: they arrive at once, and their number is limited.
+        // Past events are exempt from the limit: their number is limited.
         let (lost, may) = if event.time < started {
             (0, true)
         } else {

@@ -29,8 +29,8 @@ pub struct Event {
     pub hook: String,
     pub ifindex: u32,
     pub device: Option<String>,
-    /// The protocol: `TCP`, `UDP` or `SCTP`. `None`, like the addresses, if the programs did not
-    /// parse the headers.
+    /// The protocol: `TCP`, `UDP` or `SCTP`. `None`, like the addresses, for headers that the
+    /// programs did not parse.
     pub protocol: Option<String>,
     pub client: Option<SocketAddr>,
     pub dialled: Option<SocketAddr>,
@@ -156,9 +156,8 @@ impl Event {
     }
 }
 
-/// Returns true for packets that the host itself sends through the anchor, as through any device
-/// with IPv6: neighbour discovery and multicast reports. The programs refuse no other IPv6 packet
-/// for this reason.
+/// Returns true for the host's own IPv6 packets on the anchor, as on any device with IPv6:
+/// neighbour discovery and multicast reports. No other IPv6 packet is refused for this reason.
 pub(super) fn is_housekeeping(record: &AnyRecord) -> bool {
     let is_not_unicast = |reason: u8| Reason::from_index(reason.into()) == Some(Reason::NotUnicast);
     matches!(record, AnyRecord::V6(record) if record.what != What::DECIDED && is_not_unicast(record.reason))

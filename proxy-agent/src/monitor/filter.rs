@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::event::Event;
 use proxy_view::object_name::ObjectName;
 
-/// A watcher's selection. An event must match every field that is set.
+/// A reader's selection; every field that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Filter {
     pub(crate) service: Option<ObjectName>,

@@ -20,18 +20,18 @@ pub(super) struct Past {
 #[derive(Debug, Default)]
 struct Kept {
     events: VecDeque<Arc<Event>>,
-    /// The number of evicted events. It is also the number of the first stored event.
+    /// The number of evicted events, which is the number of the first stored event.
     gone: u64,
 }
 
-/// A reader's position: for each kind, the number of the next event to read, and of the end.
+/// A reader's position: for each kind, the number of the next event, and of the end.
 ///
 /// A position holds no events, so a stopped reader keeps none in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place([Range<u64>; 2]);
 
 impl Past {
-    /// Creates a store of at most `most` decisions and as many refusals; `None` if `most` is 0.
+    /// Creates the store of at most `most` decisions and as many refusals; `None` for 0.
     pub(super) fn of(most: usize) -> Option<Self> {
         (most > 0).then(|| Self {
             most,
@@ -53,8 +53,7 @@ impl Past {
         kept.events.push_back(event);
     }
 
-    /// Returns the position of the first event since a time. It has no end if `follows`, which also
-    /// selects later events.
+    /// Returns the position of the first event since a time. With `follows` it has no end.
     pub(super) fn place(&self, time: Timestamp, follows: bool) -> Place {
         Place([&self.decisions, &self.refusals].map(|kept| {
             let before = kept
@@ -72,7 +71,7 @@ impl Past {
     }
 
     /// Returns about `most` next events, the oldest first, and advances the position. Events
-    /// evicted before the reader got them count as lost. An empty result means the end.
+    /// evicted before they were read count as lost. An empty result is the end.
     pub(super) fn next(&self, place: &mut Place, most: usize) -> Vec<Arc<Event>> {
         let kinds = [&self.decisions, &self.refusals];
         let mut lost = 0;

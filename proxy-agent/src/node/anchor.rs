@@ -56,8 +56,8 @@ impl AnchorDevice {
     }
 
     /// Restores the anchor if it is missing or down, or if its MTU differs from the uplinks'.
-    /// `listed` forces a full check, because the list of devices does not show all damage. Returns
-    /// `None` if the anchor needs no check.
+    /// `listed` forces a full check, because some damage does not show. Returns `None` if nothing
+    /// was due.
     pub(super) async fn fit(
         &self,
         links: &BTreeMap<u32, Link>,

@@ -23,9 +23,8 @@ pub(super) enum Bypass {
     },
 }
 
-/// The open bypass connections that keep bypassing the stack, by the networks of both endpoints.
-/// The rules accept established connections between these networks, and have no other effect on
-/// them.
+/// The bypass connections that may stay, by the networks of both endpoints. The rules accept
+/// established connections between these networks, and have no other effect on them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Staying {
     /// For connections between pods of this node.
@@ -57,8 +56,7 @@ pub(super) struct Facts {
     /// The pods' devices that bypass connections may use; `None` if netfilter may match other
     /// names.
     pub(super) pods: Option<BTreeSet<String>>,
-    /// The uplinks where packets of clients outside the cluster, and their replies, may bypass the
-    /// stack.
+    /// The uplinks where packets of clients outside, and their replies, may bypass the stack.
     pub(super) ways: BTreeSet<String>,
 }
 
@@ -72,7 +70,7 @@ impl Among {
 }
 
 impl Facts {
-    /// Returns the candidates for [`Bypass`] and [`Staying`], from the widest to the narrowest.
+    /// Returns the candidates, from the widest to the narrowest.
     pub(super) fn candidates(&self) -> Vec<Among> {
         let Self {
             cluster, pod_cidrs, ..
@@ -88,8 +86,8 @@ impl Facts {
 }
 
 impl Bypass {
-    /// Evaluates the rules for connections of pods. Also returns the names of the chains without an
-    /// effect on them. Prefers networks that also qualify for pods of other nodes, then the widest
+    /// Evaluates the rules for connections of pods, and returns the names of the chains without an
+    /// effect. Prefers networks that also qualify for pods of other nodes, then the widest
     /// networks.
     pub(super) fn judge(netfilter: &Netfilter, facts: &Facts) -> (Self, Vec<String>) {
         let mut against = Vec::new();
@@ -201,7 +199,7 @@ impl Staying {
     }
 
     /// Returns true if an open connection between these addresses keeps bypassing the stack.
-    /// `is_far` is set if the backend is a pod of another node.
+    /// `is_far`: to a pod of another node.
     pub(super) fn has(&self, ends: [IpAddr; 2], is_far: bool) -> bool {
         let nets = if is_far { &self.far } else { &self.near };
         ends.iter()

@@ -38,8 +38,7 @@ impl SyncedNode {
     }
 
     /// Takes over the desired state, the ranges of ClusterIPs and the shared networks in them.
-    /// Returns true if the kernel needs changes; the caller then reports their result to
-    /// [`Self::end`].
+    /// Returns true if there is work; its result goes to [`Self::end`].
     pub(super) fn begin(
         &mut self,
         desired: &Desired,
@@ -179,7 +178,7 @@ mod tests {
             "something else is wanted"
         );
         synced_node.end(false);
-        // The first state is desired again. Half of it may have been replaced by the second state.
+        // The first state is desired again; half of it may have been replaced.
         declare(&mut desired, "10.96.0.0/16");
         assert!(
             begin(&mut synced_node, &desired),

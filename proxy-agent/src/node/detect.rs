@@ -12,14 +12,14 @@ use proxy_net::link::{Link, LinkKind};
 /// The property that makes a client a local pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detector {
-    /// The client's address is in these networks, at most one per family. A family without a
-    /// network has no detection.
+    /// An address in these networks, at most one per family. A family without a network has no
+    /// detection.
     ClusterCidr(Vec<IpNet>),
-    /// The client's address is in `spec.podCIDRs` of the Node object.
+    /// An address in `spec.podCIDRs` of the Node object.
     NodeCidr,
-    /// The packet came through this bridge.
+    /// A packet through this bridge.
     Bridge(String),
-    /// The packet came through a device with this name prefix.
+    /// A packet through a device with this name prefix.
     Prefix(String),
 }
 

@@ -25,7 +25,7 @@ impl Node {
         all([written, self.write_addrs(), self.note_properties()])
     }
 
-    /// Writes the node flags that depend on all devices together, if they have changed.
+    /// Writes the node flags that depend on all devices together, after a change.
     pub(super) fn note_properties(&mut self) -> Result<()> {
         if self.rows.misses(self.devices.flags())? {
             self.write_node()

@@ -54,7 +54,6 @@ impl Devices {
                 .unwrap_or(true);
     }
 
-    /// Returns the devices by interface index.
     pub(super) fn links(&self) -> &BTreeMap<u32, Link> {
         &self.links
     }
@@ -113,8 +112,8 @@ impl Devices {
     }
 
     /// Returns the names of devices where netfilter sees no packet of a bypass connection: all
-    /// devices except veths (the only pod devices that can be [`Device::BARE`]) and VRFs above
-    /// them. A bridge counts, because its ports are never `BARE`.
+    /// except veths (no other pod device is [`Device::BARE`]) and VRFs above them. A bridge's ports
+    /// are not `BARE`.
     pub(super) fn surely_no_pods(&self) -> BTreeSet<String> {
         let has_veths = |index| {
             self.links
@@ -229,7 +228,7 @@ fn leads_nowhere(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
 }
 
 /// Returns true if the device may be a macvlan or ipvlan, whose packets also pass the hooks of the
-/// device below. Also true for some other kinds of device.
+/// device below. Includes some other kinds of device.
 fn may_be_macvlan(link: &Link) -> bool {
     let kinds = [LinkKind::Macvlan, LinkKind::Other];
     kinds.contains(&link.kind) && link.header == LinkHeader::Ethernet && !link.peer_netns
@@ -250,13 +249,13 @@ fn row(
         .master
         .and_then(|master| links.get(&master))
         .filter(|master| master.kind == LinkKind::Bridge);
-    // For a bridge's port, the IP layer sees the bridge as the input device and uses its sysctls.
+    // Behind a bridge, the IP layer uses the bridge's sysctls.
     let routed = bridge.unwrap_or(link);
     let is_alone = bridge.is_none() && !link.filtered && !link.filtered_out;
     let may_tell = !is_misled && !links.values().any(may_be_macvlan);
     let is_strict = is_strict(&routed.name);
-    // Strict reverse path filtering drops packets in the stack. So packets go through the stack,
-    // unless the programs apply the same check.
+    // Packets that the kernel would drop must go through the stack, unless the programs apply the
+    // same check.
     let tells_strictness = may_tell || !is_strict;
     let flags = [
         (pod, Device::POD),
@@ -293,8 +292,8 @@ fn row(
     Device::new(flags, addr4, addr6).with_link(bridge, link.mtu, routed.mac.unwrap_or_default())
 }
 
-/// Returns true for a bridge whose ports all lead to pods. Networks behind another kind of port, or
-/// behind a router on the bridge, have other paths to the node.
+/// Returns true for a bridge all of whose ports connect pods. Networks behind another kind of port,
+/// or behind a router on the bridge, have other paths to the node.
 fn has_pods_alone(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
     let mut ports = links
         .values()
@@ -312,8 +311,8 @@ fn is_edge(kind: LinkKind) -> bool {
     matches!(kind, LinkKind::Physical | LinkKind::Veth | LinkKind::Netkit)
 }
 
-/// Returns true if the kernel applies strict reverse path filtering (RFC 3704 §2.2): it drops
-/// packets whose replies it would send through another device. The larger of two sysctls counts.
+/// Returns true if the kernel drops packets whose replies it would send through another device (RFC
+/// 3704 §2.2, strict). The larger of two sysctls counts.
 fn is_strict(name: &str) -> bool {
     let of = |name: &str| {
         let value = sysctl::read(&format!("ipv4/conf/{name}/rp_filter"))

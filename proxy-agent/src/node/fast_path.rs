@@ -36,11 +36,8 @@ pub(super) struct FastPathState {
     /// The reason why conntrack cannot be made liberal. It would mark later packets of connections
     /// on the fast path invalid.
     obstacle: Option<String>,
-    /// The connections that may bypass the stack from their first packet on.
     bypass: Bypass,
-    /// The connections that may bypass the stack once they are open.
     opened: Opened,
-    /// The open bypass connections that keep bypassing the stack.
     staying: Staying,
     /// The value of `staying` when all other connections last moved to the stack. `None` if they
     /// must move again.
@@ -49,17 +46,16 @@ pub(super) struct FastPathState {
     unknown: Option<(usize, String)>,
     /// The chains with rules that let bypass connections pass.
     harmless: Vec<String>,
-    /// Set if conntrack tracks connections here. Conntrack marks packets invalid if it has missed
-    /// earlier packets of the connection, unless the connection is liberal.
+    /// Set if conntrack tracks connections here. It marks packets invalid if it has missed earlier
+    /// packets, unless the connection is liberal.
     tracks: bool,
     /// Whether open connections bypass the stack.
     bypass_kept: Kept,
-    /// Whether open connections have liberal conntrack entries, for which conntrack accepts any FIN
-    /// or RST.
+    /// The open connections with liberal conntrack entries: conntrack accepts any FIN or RST there.
     liberal_kept: Kept,
 }
 
-/// Whether connections exist that the programs must still handle, even if no more may open.
+/// Connections that the programs must still handle, even if no more may open.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     are_there: bool,
@@ -138,7 +134,7 @@ impl FastPathState {
     }
 
     /// Returns the networks between which the stack does not change packets; empty if the fast path
-    /// does not depend on networks.
+    /// depends on none.
     pub(super) fn unchanged(&self) -> Vec<IpNet> {
         if self.takes_opened() {
             self.opened.nets()
@@ -175,8 +171,8 @@ impl FastPathState {
     }
 
     /// Returns true if open connections between pods bypass the stack with liberal conntrack
-    /// entries. They need none if all connections bypass it: conntrack then tracks nothing or is
-    /// liberal as a whole.
+    /// entries. If all connections bypass the stack, conntrack tracks nothing or is liberal as a
+    /// whole.
     fn takes_opened(&self) -> bool {
         let is_asked =
             self.asked == FastPath::Auto && self.rules.is_some() && self.obstacle.is_none();
@@ -204,8 +200,8 @@ impl FastPathState {
         self.tracks
     }
 
-    /// Returns the connections that keep bypassing the stack if all other bypass connections must
-    /// move to the stack now. `None` if none must move.
+    /// Returns the connections that keep bypassing the stack, if the other bypass connections must
+    /// move now.
     pub(super) fn staying(&self) -> Option<&Staying> {
         let is_due = self.bypass_kept.are_there && self.left.as_ref() != Some(&self.staying);
         Some(&self.staying).filter(|staying| is_due && !staying.is_all())
@@ -231,8 +227,8 @@ impl FastPathState {
             );
         }
         self.unknown = unknown;
-        // The moved connections have liberal conntrack entries too, so the programs keep validating
-        // their FIN and RST.
+        // The moved connections have liberal entries too, so the programs keep validating their FIN
+        // and RST.
         if connections > 0 {
             self.liberal_kept = Kept {
                 are_there: true,
@@ -385,8 +381,8 @@ impl Verdict {
 
 impl FastPathState {
     /// Evaluates this host's rules for forwarded packets, and switches the fast path accordingly.
-    /// Unreadable rules count as rules with any effect. `changes` records changes of this host that
-    /// outlive the agent.
+    /// Unreadable rules may have any effect. `changes` records changes of this host that outlive
+    /// the agent.
     pub(super) async fn judge(
         &mut self,
         netfilter: &Result<Netfilter>,
@@ -452,8 +448,8 @@ impl FastPathState {
     }
 }
 
-/// Returns the rules outside netfilter (IPsec policies, routing rules) that have no effect on
-/// packets that bypass the stack, and whether a routing rule matches marks.
+/// Returns the rules outside netfilter that bypassing packets miss (IPsec policies, routing rules),
+/// and whether a routing rule matches marks.
 async fn others(handle: &Handle) -> Result<(Vec<String>, bool)> {
     let policies = xfrm::forwarding_policies().await?;
     let policies = policies
@@ -480,7 +476,7 @@ fn relax_conntrack(changes: Option<&Changes>) -> Result<()> {
     }
 }
 
-/// Sets a sysctl if it exists: it does not while the kernel tracks no connections.
+/// Sets a sysctl, if the kernel tracks connections.
 fn set_if_there(key: &str, value: &str, changes: Option<&Changes>) -> Result<()> {
     match (sysctl::read(key)?, changes) {
         (None, _) => Ok(()),

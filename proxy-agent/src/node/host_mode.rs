@@ -27,7 +27,7 @@ pub(super) struct HostMode {
     nodes: BTreeMap<String, RemoteNode>,
     /// Set if routes may have changed since the last look-up.
     stale: bool,
-    /// The Services without a reachable backend that the log has reported.
+    /// The Services without a reachable backend, as logged.
     logged: BTreeSet<ObjectName>,
 }
 
@@ -108,8 +108,8 @@ impl HostMode {
         Ok(())
     }
 
-    /// Logs the Services that become unreachable or reachable again. They are no problem for `kpx
-    /// status`: the machine works without them.
+    /// Logs the Services that become unreachable or reachable again. The machine works without
+    /// them.
     pub(super) fn log(&mut self, desired: &Desired) {
         let cut_off = desired.cut_off();
         for (service, unreachable) in cut_off

@@ -29,7 +29,7 @@ const CLOSE_WAIT: (&str, u32) = ("netfilter/nf_conntrack_tcp_timeout_close_wait"
 #[derive(Debug, Default)]
 pub(super) struct Left {
     pub(super) connections: usize,
-    /// The number of moved connections without a conntrack entry, and the last reason.
+    /// The number of connections without a conntrack entry, and the last reason.
     pub(super) unknown: Option<(usize, String)>,
 }
 

@@ -26,13 +26,13 @@ pub struct Lifecycle {
     /// The operator's addresses, which replace the object's in their family.
     given: Vec<IpAddr>,
     source_health: Health,
-    /// The end of the wait for the object and its addresses. `None` until either is found missing.
+    /// The end of the wait for the object and its addresses; `None` until either is missing.
     patient_until: Option<Instant>,
     /// Set during the wait for the object and its addresses.
     waits: bool,
     /// The time at which the agent gives up because a required fact is missing.
     deadline: Option<Instant>,
-    /// Set once the agent serves. From then on, the addresses in use must stay.
+    /// Set once the agent serves. The addresses in use must stay then.
     serves: bool,
     /// Set while the object exists.
     exists: bool,
@@ -61,8 +61,8 @@ impl Lifecycle {
         }
     }
 
-    /// Takes over the Node object's state from the cluster's complete state. Returns false while
-    /// the agent must wait, and an error if it must restart.
+    /// Takes over the cluster's complete state. Returns false while the agent must wait, and an
+    /// error if it must restart.
     pub fn learn(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
         let Some(timeout) = self.timeout else {
             return Ok(true);
@@ -124,7 +124,7 @@ impl Lifecycle {
         let addresses = self.missing(known);
         let before = std::mem::replace(&mut self.addresses, addresses);
         let now = &self.addresses;
-        // A missing family is an error only if the object still has addresses.
+        // An object without addresses keeps its previous addresses.
         if self.serves && !known.is_empty() && before.iter().any(|addr| !now.contains(addr)) {
             bail!(
                 "the addresses of the Node object {} have changed from {before:?} to {now:?}",
@@ -165,7 +165,7 @@ impl Lifecycle {
         )
     }
 
-    /// Returns the first known address of each family without an operator's address.
+    /// Returns the first address of each family without an operator's address.
     fn missing(&self, known: &[IpAddr]) -> Vec<IpAddr> {
         let is_given = |is_of_family: fn(&IpAddr) -> bool| self.given.iter().any(is_of_family);
         let families = [IpAddr::is_ipv4 as fn(&IpAddr) -> bool, IpAddr::is_ipv6];

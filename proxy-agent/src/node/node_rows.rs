@@ -16,11 +16,11 @@ use super::detect::Detection;
 /// The maps about this node, and their last written content.
 pub(super) struct NodeRows {
     maps: NodeMaps,
-    /// The row of an earlier agent about this node, in use until the first sync.
+    /// A predecessor's row about this node, in use until the first sync.
     inherited: Option<device::Node>,
     /// The Node object's pod networks, as written.
     pod_cidrs: Vec<IpNet>,
-    /// The networks between which the stack does not change packets, as written.
+    /// The networks between which the stack leaves packets unchanged, as written.
     unchanged: Vec<IpNet>,
     /// The ranges of ClusterIPs, as written. `None` before the first write.
     service_nets: Option<ServiceNets>,
@@ -45,7 +45,7 @@ const OF_DEVICES: u32 = device::Node::STACKED
     | device::Node::BARE_PODS;
 
 pub(super) struct NodeFlags {
-    /// The operator's settings, and whether the programs can detect local pods.
+    /// The operator's settings, and whether local pods can be detected.
     pub(super) options: u32,
     /// The properties of the host, found by this or an earlier agent.
     pub(super) host: u32,
@@ -70,12 +70,12 @@ impl NodeRows {
         })
     }
 
-    /// Returns true while the row of an earlier agent is in use.
+    /// Returns true while a predecessor's row is in use.
     pub(super) fn is_inherited(&self) -> bool {
         self.inherited.is_some()
     }
 
-    /// Replaces the row of an earlier agent by this agent's facts from now on.
+    /// Replaces a predecessor's row by this agent's facts from now on.
     pub(super) fn disinherit(&mut self) {
         self.inherited = None;
     }
@@ -137,7 +137,7 @@ impl NodeRows {
         self.maps.set_addrs(addrs)
     }
 
-    /// Returns true if an earlier agent may have opened bypass flows.
+    /// Returns true if the predecessor may have opened bypass flows.
     pub(super) fn inherits_bypass_flows(&self) -> bool {
         self.inherited.is_some_and(|node| {
             node.has(device::Node::FAST_OPEN | device::Node::FAST_OPENED | device::Node::FAST_KEEP)
@@ -164,7 +164,7 @@ impl NodeRows {
         Ok(())
     }
 
-    /// Writes the networks between which the stack does not change packets.
+    /// Writes the networks between which the stack leaves packets unchanged.
     pub(super) fn write_unchanged(
         &mut self,
         detection: &Detection,
@@ -178,9 +178,8 @@ impl NodeRows {
         Ok(())
     }
 
-    /// Makes the programs pass packets to Services that another proxy takes over. Called while such
-    /// Services may still have kpx's frontends, because packets must pass as soon as these are
-    /// removed.
+    /// Makes the programs pass packets to Services that another proxy takes over. Such Services may
+    /// still have kpx's frontends: packets must pass as soon as these are removed.
     pub(super) fn spare_other_proxies(&mut self, desired: &Desired) {
         let others = desired.of_other_proxies();
         let Some(known) = self
@@ -193,7 +192,7 @@ impl NodeRows {
             others: &known.others | others,
             ..known
         };
-        // If this write fails, the write after the sync fails too and is reported.
+        // A failed write fails again after the sync, and is reported then.
         if self
             .maps
             .set_service_nets(&all.cidrs, &all.shared, &all.others)

@@ -16,8 +16,8 @@ pub(super) enum Opened {
     None(Vec<String>),
     Some {
         among: Among,
-        /// Why UDP exchanges with clients outside the cluster go through the network stack. `None`
-        /// if they may bypass it.
+        /// Why UDP exchanges with clients outside go through the network stack. `None` if they may
+        /// bypass it.
         not_outside: Option<String>,
     },
 }
@@ -31,8 +31,7 @@ impl Opened {
         bypass: &Bypass,
         heeds_marks: bool,
     ) -> Self {
-        // For connections that may bypass the stack from their first packet on, the rules affect no
-        // packet.
+        // Rules that have no effect on bypass connections have none on their later packets.
         if let Bypass::Some { among, .. } = bypass {
             return Self::with_outside(netfilter, facts, among.clone(), heeds_marks);
         }
@@ -51,8 +50,7 @@ impl Opened {
         Self::None(against)
     }
 
-    /// Evaluates whether UDP exchanges with clients outside the cluster may bypass the stack as
-    /// well.
+    /// Evaluates whether UDP exchanges with clients outside may bypass the stack as well.
     fn with_outside(netfilter: &Netfilter, facts: &Facts, among: Among, heeds_marks: bool) -> Self {
         let not_outside = match &facts.pods {
             None => Some("a pod's device belongs to another device".to_owned()),

@@ -22,13 +22,13 @@ pub(super) struct DevicePrograms {
     /// Set if lo carries a program. In host mode lo needs one only if a backend is a socket of this
     /// host.
     pub(super) hooks_lo: bool,
-    /// The problems about devices without programs that [`Health`] has.
+    /// The problems in [`Health`] about devices without programs.
     failing: BTreeSet<Problem>,
 }
 
 impl DevicePrograms {
-    /// Attaches the anchor's program. `is_node` is set if this host is a node, whose lo always
-    /// carries a program.
+    /// Attaches the anchor's program. `is_node`: this host is a node, so lo always carries a
+    /// program.
     pub(super) fn start(mut attachments: Attachments, anchor: u32, is_node: bool) -> Result<Self> {
         attachments.attach(anchor, anchor::NAME, Place::Anchor)?;
         let hooks_lo = is_node
@@ -44,7 +44,7 @@ impl DevicePrograms {
         })
     }
 
-    /// Attaches to every device the programs of its role. The next device event retries failures.
+    /// Attaches to every device the programs of its role. The next event retries failures.
     pub(super) fn attach(&mut self, devices: &Devices, health: &Health) {
         let without_egress = devices
             .links()
@@ -77,7 +77,7 @@ impl DevicePrograms {
     }
 
     /// Attaches programs to a device. A vanished device is not a failure: pods come and go, and the
-    /// next event reports its removal.
+    /// next event reports it.
     fn attach_to(&mut self, link: &Link, place: Place) -> Result<()> {
         let known = self.attachments.devices().contains_key(&link.index);
         let result = self.attachments.attach(link.index, &link.name, place);

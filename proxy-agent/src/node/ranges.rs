@@ -43,7 +43,7 @@ pub(super) struct Ranges {
     /// The networks of the route watch, limited to the ranges. `None` if the watch covers all
     /// routes.
     watched: Option<WatchedNets>,
-    /// Set when routes are first read for the current ranges: then the programs need these ranges.
+    /// Set when routes are first read for the ranges: the programs need the ranges then.
     is_news: bool,
 }
 
@@ -57,8 +57,8 @@ impl Ranges {
         }
     }
 
-    /// Takes over the ranges and the networks of pods. Returns true if routes were first read for
-    /// the ranges since the last call.
+    /// Takes in the ranges and the networks of pods. Returns true if routes were first read since
+    /// the last call.
     pub(super) fn learn(&mut self, cidrs: &[IpNet], pods: Vec<IpNet>) -> bool {
         if self.cidrs != cidrs {
             self.cidrs = cidrs.to_vec();

@@ -12,8 +12,7 @@ const LOOKS: u32 = 3;
 /// The objects that are missing at check after check.
 #[derive(Debug, Default)]
 pub(super) struct Relapses {
-    /// The objects that the last check found missing, with the number of consecutive checks that
-    /// did.
+    /// The missing objects, with the number of consecutive checks that found each missing.
     looks: BTreeMap<String, u32>,
     /// The objects repaired since the last check.
     since: BTreeSet<String>,
@@ -25,7 +24,7 @@ impl Relapses {
         self.looks.get(what).is_none_or(|looks| *looks < LOOKS) && !self.since.contains(what)
     }
 
-    /// Notes a repair between two checks. The next check counts it.
+    /// Notes a repair between two checks, for the next check.
     pub(super) fn note(&mut self, what: Option<&str>) {
         self.since.extend(what.map(str::to_owned));
     }

@@ -26,8 +26,7 @@ pub(super) struct ServiceRoutes {
     throws: Routes,
     /// The main table's routes from an earlier version of kpx.
     old: Routes,
-    /// The default routes in the table of the rules for external frontends. The kernel skips a rule
-    /// whose table is empty.
+    /// The default routes in the table of the rules. The kernel skips a rule whose table is empty.
     defaults: Routes,
     rules: Rules,
     /// The Services with external frontends that have no rule.
@@ -64,8 +63,8 @@ pub(super) struct RouteInputs<'a> {
     pub(super) shared: &'a [IpNet],
     /// The served ClusterIPs outside the ranges, or in a shared network.
     pub(super) lone_addresses: &'a BTreeSet<IpAddr>,
-    /// The served ExternalIPs and LoadBalancer addresses, with Service and port. If not all can
-    /// have a rule, the first have one.
+    /// The served ExternalIPs and LoadBalancer addresses, with Service and port. The first have
+    /// rules.
     pub(super) external_frontends: &'a [(ObjectName, (IpAddr, Proto, u16))],
     pub(super) own: &'a BTreeSet<IpAddr>,
     /// The node's source addresses, at most one per family.

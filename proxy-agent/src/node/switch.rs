@@ -15,13 +15,13 @@ use super::detect::Detector;
 use super::fast_path::FastPathState;
 use super::leaving;
 
-/// The names of devices for which the rules are evaluated.
+/// The device names that the rules are evaluated for.
 pub(super) struct JudgedNames {
     /// The devices of no pod, and those of them that are no uplink: see [`Facts`].
     no_pods: [BTreeSet<String>; 2],
     /// The pods' devices, if netfilter uses their names.
     pods: Option<BTreeSet<String>>,
-    /// The uplinks where UDP exchanges with clients outside the cluster bypass the stack.
+    /// The uplinks where UDP exchanges with clients outside bypass the stack.
     ways: BTreeSet<String>,
 }
 
@@ -32,7 +32,7 @@ impl Node {
             return Ok(());
         }
         let before = self.fast_path.clone();
-        // The state is read first, because rules may change during the evaluation.
+        // The state precedes the evaluation, during which rules may change.
         let state = RuleState::read(&self.handle).await.ok();
         let cluster = match &self.options.detector {
             Detector::ClusterCidr(nets) => nets.clone(),

@@ -14,7 +14,6 @@ use crate::control::AgentHandle;
 use crate::names::{self, Names, NamesOptions, NamesState};
 use crate::tunnel::{self, Tunnel, TunnelState};
 
-/// The operator's settings, and the source of objects.
 pub(super) struct OutsideOptions<'a> {
     pub(super) source: &'a Source,
     pub(super) names: Option<NamesOptions>,
@@ -27,7 +26,7 @@ pub(super) struct Outside {
     tunnel: Option<Tunnel>,
 }
 
-/// The states of these servers for reports, and the API server's URL.
+/// The states of these servers for reports, and the API server.
 #[derive(Debug, Default)]
 pub struct OutsideStates {
     /// `None` if there is no API server.

@@ -31,10 +31,10 @@ pub struct Prepared {
 /// packets.
 ///
 /// Reads the source's configuration before it changes the host. Locks this network namespace before
-/// it looks for maps: the directory of pins may be private to this container, and a lock there
-/// would not stop a kpx instance of another container.
+/// it looks for maps: the directory of pins may be private to this container, and its lock would
+/// then stop no other kpx instance.
 ///
-/// The process must have only one thread, and still has one thread afterwards.
+/// The process must have only one thread, and this function starts none.
 pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     if let Err(why) = Preemption::read(Path::new("/"))?.verdict() {
         bail!("this kernel is {why}; {MEND_PREEMPTION}");
@@ -76,7 +76,7 @@ fn cgroup(settings: &Settings) -> Option<Result<Result<Cgroup>>> {
     })
 }
 
-/// Pins the maps of an earlier agent whose pins are gone.
+/// Pins the maps of a predecessor whose pins are gone.
 fn recover(pins: &Pins, object: &[u8], filters: &[(String, Filter)]) -> Result<()> {
     if pins.may_open_by_id() {
         return pins

@@ -21,7 +21,7 @@ use proxy_view::{PortView, ServiceView};
 const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_MAX: Duration = Duration::from_secs(3);
 
-/// Prints the line to standard error, in host mode only.
+/// Prints the line to standard error in host mode.
 pub(super) async fn announce(mode: Mode, agent: &AgentHandle) -> Infallible {
     if mode == Mode::Host {
         match started(agent).await {

@@ -76,8 +76,8 @@ impl Servers {
         }
     }
 
-    /// Serves until dropped. Fails if an address is required and kpx cannot listen on it. The
-    /// servers have threads of their own, so that they answer while the agent hangs.
+    /// Serves until dropped. Fails if an address is required and listening fails. The servers have
+    /// their own threads, so that they answer while the agent hangs.
     pub(super) async fn run(self) -> Result<Infallible> {
         let mut tasks = JoinSet::new();
         for (what, address, router, failed) in self.servers {

@@ -1,4 +1,4 @@
-//! The tunnel's sockets, which accept only packets that kpx sends to them.
+//! The tunnel's sockets, which accept only packets that kpx sends there.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -38,7 +38,7 @@ fn listener(ip: IpAddr) -> Result<TcpListener> {
     let listen = || {
         let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
-        // The filter must be in place before the socket's first packet.
+        // The filter precedes the socket's first packet.
         socket.attach_filter(&OF_LO)?;
         socket.bind(&at.into())?;
         socket.listen(BACKLOG)?;

@@ -5,11 +5,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-/// The hash of a file's content. A browser compares it to find files of another kpx version.
+/// The hash of a file's content, by which a browser finds files of another version.
 const CRC: crc::Crc<u64> = crc::Crc::<u64>::new(&crc::CRC_64_XZ);
 
 struct Asset {
-    /// The file's path below `/ui/`.
+    /// The path below `/ui/`.
     name: &'static str,
     content_type: &'static str,
     content: &'static str,
@@ -52,7 +52,7 @@ static ASSETS: [Asset; 22] = assets! {
     "trace.js": SCRIPT,
 };
 
-/// Returns `/ui/` with the page, and the paths of its other files.
+/// Returns the page at `/ui/`, and its other files below it.
 pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     ASSETS.iter().fold(Router::new(), |router, asset| {
         let path = if asset.name == PAGE {

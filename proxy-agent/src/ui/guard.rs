@@ -63,7 +63,7 @@ pub(super) async fn known_host(
 /// has agreed, and this server never agrees.
 const OF_PAGE: HeaderName = HeaderName::from_static("kpx-page");
 
-/// Refuses requests that do not come from the page, and requests of other hosts and pods.
+/// Refuses requests of other hosts and pods, and requests that do not come from the page.
 ///
 /// Otherwise any site in the operator's browser, or any pod that reaches the metrics address, could
 /// make the agent work.

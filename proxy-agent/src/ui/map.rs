@@ -19,7 +19,7 @@ use proxy_core::model::NodeModel;
 use proxy_datapath::{FlowMaps, ListedFlow};
 use proxy_view::{Names, frontend_names};
 
-/// The maximum number of flows that are read. On a node with more flows the map is partial.
+/// The maximum number of flows that are read, for a partial map.
 const FLOWS: usize = 500_000;
 /// The maximum number of paths that are counted separately.
 const WAYS: usize = 8_192;
@@ -39,7 +39,7 @@ pub(super) struct Wanted {
     also: Option<String>,
 }
 
-/// A path of flows from a client through a Service to a backend.
+/// A path from a client to a backend.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Way {
@@ -146,7 +146,7 @@ impl Ways {
         }
     }
 
-    /// Returns the busiest paths, with the names of their pods and of the pods at `also`.
+    /// Returns the busiest paths, with the names of pods in them and at `also`.
     fn view(self, snapshot: &Snapshot, also: impl Iterator<Item = IpAddr>) -> MapView {
         let Self { counts, mut view } = self;
         let mut ways: Vec<_> = counts
@@ -174,7 +174,7 @@ fn nodes(node: &NodeModel) -> BTreeMap<IpAddr, String> {
         .collect()
 }
 
-/// Returns the names of the pods at these addresses.
+/// Returns the pods that have these addresses.
 fn pods(snapshot: &Snapshot, addrs: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, String> {
     let slices = snapshot.services.iter().flat_map(|service| &service.slices);
     let endpoints = slices.flat_map(|slice| {

@@ -21,12 +21,11 @@ pub(super) struct Rooms {
     pub(super) events: Room,
     /// Each list keeps a snapshot of all Services until the client has read the list.
     pub(super) rows: Room,
-    /// Each answer is in memory as a whole until the client has read it.
+    /// Each answer is in memory until the client has read it.
     pub(super) wholes: Room,
     /// Each map reads the flow tables.
     pub(super) maps: Room,
-    /// For each trace the kernel verifies a copy of the programs, which takes about a second of one
-    /// processor.
+    /// For each trace the kernel verifies a copy of the programs: about a second of one processor.
     pub(super) traces: Room,
 }
 

@@ -28,16 +28,15 @@ use proxy_datapath::{Counts, FlowMaps};
 use proxy_view::history::Failures;
 use proxy_view::{PortView, ServiceView, view};
 
-/// The number of rows per batch.
 const BATCH: usize = 512;
-/// The maximum number of rows that are sent before all rows: the number that the page shows before
-/// it has all rows.
+/// The maximum number of rows that are sent first: as many as the page shows before it has all
+/// rows.
 const AHEAD: usize = 200;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wanted {
-    /// True if the rows of failing Services are sent before all rows.
+    /// True to send the rows of failing Services first.
     #[serde(default)]
     ahead: bool,
 }
@@ -46,7 +45,7 @@ pub(super) struct Wanted {
 #[derive(Serialize)]
 struct Head {
     services: usize,
-    /// The number of rows that are sent before all rows. They are sent again in their place.
+    /// The number of rows that are sent first, and again in their place.
     ahead: usize,
 }
 
@@ -59,7 +58,7 @@ struct Row {
     r#type: String,
     addresses: Vec<IpAddr>,
     ports: Vec<RowPort>,
-    /// The numbers of ready pods and of all pods. Where pods have no names, addresses are counted.
+    /// The numbers of ready pods and of all pods, or of addresses if pods have no names.
     ready: usize,
     total: usize,
     /// The number of frontends that are not programmed.
@@ -70,7 +69,7 @@ struct Row {
     /// rejected.
     counts: [u64; 5],
     /// The unserved packets and the failed connects per second in the last step of the history;
-    /// missing if there are none.
+    /// missing without failures.
     #[serde(flatten)]
     failures: Option<RowFailures>,
 }
@@ -303,7 +302,6 @@ fn readiness(ports: &[PortView]) -> (usize, usize) {
     (pods.values().filter(|ready| **ready).count(), pods.len())
 }
 
-/// The name of a Service.
 #[derive(Deserialize)]
 pub(super) struct Name {
     namespace: String,

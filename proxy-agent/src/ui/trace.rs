@@ -62,7 +62,7 @@ pub(super) async fn trace(State(page): State<Page>, Query(ends): Query<Ends>) ->
 }
 
 impl Ends {
-    /// Returns the arguments of the command, or an error that names the invalid field of the form.
+    /// Returns the arguments of the command, or an error that names the form's invalid field.
     fn args(&self, run_dir: &Path) -> Result<TraceArgs<NodeArgs>, String> {
         let fields = [(FROM, self.from.as_ref()), (TO, Some(&self.to))];
         let is_long = |end: Option<&String>| end.is_some_and(|end| end.len() > LONGEST);

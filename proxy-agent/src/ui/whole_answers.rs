@@ -18,8 +18,8 @@ use crate::control::answer;
 use crate::history::Wanted;
 use proxy_view::views;
 
-/// The number of bytes that the connection gets at a time. They are copies, so they do not keep the
-/// whole answer in memory.
+/// The number of bytes per piece. Pieces are copies, so they do not keep the whole answer in
+/// memory.
 const PIECE: usize = 64 * 1024;
 
 pub(super) async fn services(State(page): State<Page>) -> Response {

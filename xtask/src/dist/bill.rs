@@ -28,7 +28,7 @@ pub(super) fn bill(metadata: &Value, arch: Arch, time: u64) -> Result<Value> {
     quiet("list the crates", [cargo])?;
     let mut bill = read(&workspace::root().join("proxy-agent"))?;
     add(&mut bill, &read(&workspace::root().join("proxy-ebpf"))?)?;
-    // cargo-cyclonedx has written a bill for every package of the workspace.
+    // cargo-cyclonedx writes a bill for every package of the workspace.
     for package in list(&metadata["packages"]).filter(|package| package["source"].is_null()) {
         let folder = Path::new(package["manifest_path"].as_str().unwrap_or_default())
             .parent()

@@ -103,7 +103,7 @@ pub(super) fn look_into(package: &Path, arch: Arch, version: &str, stage: &Path)
     .try_for_each(|path| entry(path).map(drop))
 }
 
-/// Returns the files of a tar archive with their content, and the links with their target.
+/// Reads files with their content, and links with their target, from a tar archive.
 fn read(tar: &[u8]) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut archive = Archive::new(tar);
     let mut entries = BTreeMap::new();

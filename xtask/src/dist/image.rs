@@ -104,7 +104,7 @@ fn manifest(
     ))
 }
 
-/// Unpacks an image as a container engine does, and runs kpx in it under both names. Needs root.
+/// Unpacks an image like a container engine, and runs kpx in it by both names. Needs root.
 pub(super) fn try_out(image: &Path, arch: Arch) -> Result<()> {
     let folder = tempfile::tempdir().context("make a folder")?;
     let layout = folder.path().join("layout");
@@ -114,7 +114,7 @@ pub(super) fn try_out(image: &Path, arch: Arch) -> Result<()> {
         .context("unpack the image")?;
     unpack_layers(&layout, &root, arch)?;
     let prefix = shell::root_prefix()?;
-    // The emulator is a static program, so it runs inside the image.
+    // An emulator is static, so it runs inside the image.
     let emulator = arch.emulator();
     if let Some(emulator) = &emulator {
         let path = shell::which(emulator).with_context(|| format!("find {emulator}"))?;
@@ -174,7 +174,6 @@ fn unpack_layers(layout: &Path, root: &Path, arch: Arch) -> Result<()> {
 struct Blobs(Files);
 
 impl Blobs {
-    /// Adds a blob, and returns its descriptor.
     fn add(&mut self, media_type: &str, bytes: Vec<u8>) -> Value {
         let digest = format!("sha256:{}", sha256(&bytes));
         let descriptor = json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() });
@@ -183,7 +182,6 @@ impl Blobs {
     }
 }
 
-/// Returns the path of a descriptor's blob.
 fn blob_path(descriptor: &Value) -> String {
     let digest = descriptor["digest"].as_str().unwrap_or_default();
     format!("blobs/{}", digest.replace(':', "/"))

@@ -1,4 +1,4 @@
-//! Collects the license texts of kpx's crates, which every copy of kpx must include.
+//! Collects the license texts of kpx's crates, which every copy must include.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// The name of the file in archive, image and package.
+/// The file name in archive, image and package.
 pub(super) const NAME: &str = "THIRD-PARTY-LICENSES";
 
 const PREFACE: &str =
@@ -16,11 +16,11 @@ const PREFACE: &str =
 library (LGPL-2.1-or-later). A number in brackets is that of a text at the end, as the crate has it. Some crates bring no text.
 ";
 
-/// The remark for a crate that has no license text.
+/// The remark for a crate without license text.
 pub(super) const NO_TEXT: &str = " (the crate brings no text)";
 
-/// Returns the licenses of the third-party crates in the bill, with the texts of their files.
-/// cargo's metadata has the paths of the crates.
+/// Returns the licenses of third-party crates in the bill, with the texts of their files, located
+/// by cargo's metadata.
 pub(super) fn texts(bill: &Value, metadata: &Value) -> Result<String> {
     let components = bill["components"].as_array().into_iter().flatten();
     let linked: BTreeSet<_> = components.map(key).collect();

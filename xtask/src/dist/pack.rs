@@ -77,7 +77,7 @@ impl Files {
         )
     }
 
-    /// Returns a tar archive of the files; `time` is in seconds since 1970.
+    /// Makes a tar archive; `time` is in seconds since 1970.
     pub(super) fn tar(&self, time: u64) -> Result<Vec<u8>> {
         let mut tar = Builder::new(Vec::new());
         for folder in self.folders() {
@@ -143,7 +143,7 @@ fn header(kind: EntryType, mode: u32, size: u64, time: u64) -> Header {
     header
 }
 
-/// Compresses bytes. The header has neither name nor time.
+/// Compresses without name and time in the header.
 pub(super) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     const UNKNOWN_SYSTEM: u8 = 255;
     let mut gzip = GzBuilder::new()

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 const NAME: &str = "SHA256SUMS";
 
-/// Returns the SHA-256 digest in lower-case hexadecimal.
+/// Returns the digest in lower-case hexadecimal.
 pub(super) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()

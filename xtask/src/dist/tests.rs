@@ -236,8 +236,8 @@ fn dynamic_program_has_an_interpreter() {
     assert!(!has_interpreter(b"#!/bin/sh"));
 }
 
-/// Returns the packaged files as pairs: source below the workspace, path in the package. For staged
-/// files, which `dist` creates first, the source is as in cargo-deb's list.
+/// Returns the packaged files as pairs: source below the workspace, path in the package. Staged
+/// files, which `dist` creates first, have the source from cargo-deb's list.
 fn packaged() -> (Vec<(String, String)>, serde_json::Value) {
     let metadata = metadata(Arch::of_this_machine().unwrap()).unwrap();
     let package = metadata["packages"]

@@ -12,8 +12,8 @@ use crate::shell;
 pub(crate) struct TestCounts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    /// The number of tests that failed in parallel and passed alone. They count neither as passed
-    /// nor as failed: each has a cause to find.
+    /// Tests that failed in parallel and passed alone. They count neither as passed nor as failed:
+    /// each has a cause to find.
     pub(crate) alone: u64,
 }
 
@@ -88,8 +88,8 @@ impl Outcome {
         Ok(outcome)
     }
 
-    /// Counts a line such as `test result: FAILED. 3 passed; 1 failed; 0 ignored; …`. Records the
-    /// name in a line such as `test pins::renamed ... FAILED`.
+    /// Counts a line such as `test result: FAILED. 3 passed; 1 failed; 0 ignored; …`, and records
+    /// the name in `test pins::renamed ... FAILED`.
     fn count(&mut self, line: &str) {
         if let Some(name) = line
             .strip_prefix("test ")

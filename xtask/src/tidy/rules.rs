@@ -138,8 +138,8 @@ const NO_ROW: &[(&str, &str)] = &[
 /// The pure modules: their functions depend only on arguments.
 const PURE: &[&str] = &["proxy-common/src", "crates/core/src"];
 
-/// The names that pure modules must not mention, in addition to the crates that they cannot depend
-/// on: clocks, threads, sockets, files.
+/// The names that pure modules must not mention, and that cargo's dependencies do not exclude:
+/// clocks, threads, sockets, files.
 const IMPURE: &[&str] = &[
     "aya",
     "std::env",
@@ -234,8 +234,8 @@ fn ignored_tests(file: &File) -> Vec<Violation> {
         .collect()
 }
 
-/// Each `Reason` must be counted by some packet row: in a file of `tests/kernel/rows`, or in the
-/// Rust code next to that directory.
+/// Some packet row must count each `Reason`: in a file of `tests/kernel/rows`, or in Rust next to
+/// it.
 fn uncovered_reasons(tree: &Tree) -> Vec<Violation> {
     let Some(file) = tree.file("proxy-common/src/counter.rs") else {
         return Vec::new();
@@ -261,8 +261,8 @@ fn uncovered_reasons(tree: &Tree) -> Vec<Violation> {
         .collect()
 }
 
-/// Returns the strings that end a tuple, as in `(…, "malformed")`, or stand alone, as in
-/// `get("flows_full")`: the names of counters.
+/// Returns the strings that end a tuple, `(…, "malformed")`, or stand alone, `get("flows_full")`:
+/// the names of counters.
 fn last_columns(file: &File) -> impl Iterator<Item = &str> {
     let follows = |at: usize| file.has(at - 1, &[","]) || file.has(at - 1, &["("]);
     let ends_row = |at: usize| file.has(at + 1, &[")"]) || file.has(at + 1, &[",", ")"]);
@@ -270,7 +270,7 @@ fn last_columns(file: &File) -> impl Iterator<Item = &str> {
     strings.filter_map(|at| file.tokens[at].text.strip_prefix('"')?.strip_suffix('"'))
 }
 
-/// Returns the name in the match arm of a variant, such as `Self::NotIp => "not_ip"`.
+/// Returns the name from the match arm of a variant: `Self::NotIp => "not_ip"`.
 fn counter_name<'a>(file: &'a File, variant: &str) -> Option<&'a str> {
     let arm =
         (0..file.tokens.len()).filter(|&at| file.has(at, &["Self", ":", ":", variant, "=", ">"]));
@@ -284,7 +284,6 @@ fn counter_name<'a>(file: &'a File, variant: &str) -> Option<&'a str> {
     .next()
 }
 
-/// Returns the variants of an enum, with their lines.
 fn variants(file: &File, name: &str) -> Vec<(String, usize)> {
     let Some(start) = (0..file.tokens.len()).find(|&at| file.has(at, &["enum", name, "{"])) else {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! Parses Rust files to flat lists of tokens, without comments and with each string as one token,
-//! so that rules apply only to code.
+//! Parses Rust files to flat lists of tokens. Comments are dropped and a string is one token, so
+//! rules see only code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ pub(super) const TESTS: [&str; 3] = ["crates/tools", "crates/testbed", "tests"];
 pub(super) struct Tree {
     /// The files, sorted by path.
     pub(super) files: Vec<File>,
-    /// The lines of packet rows, each with the path of its file.
+    /// The lines of packet rows, with the path of their file.
     pub(super) packet_rows: Vec<(String, String)>,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Token {
     /// An identifier, a literal, a delimiter or one character of punctuation.
     pub(super) text: String,
     pub(super) line: usize,
-    /// The index of the matching delimiter, if this token is a delimiter.
+    /// The index of the matching delimiter, for a delimiter.
     pub(super) partner: usize,
     /// True if the token is compiled only into tests.
     pub(super) test: bool,
@@ -56,7 +56,7 @@ impl Tree {
         Self::parse(texts.collect::<Result<_>>()?)
     }
 
-    /// Parses texts, given as pairs of path and text.
+    /// Parses the texts, given with their paths.
     pub(super) fn parse(mut texts: Vec<(String, String)>) -> Result<Self> {
         texts.sort();
         let (texts, tables): (Vec<_>, Vec<_>) = texts
@@ -136,8 +136,7 @@ impl File {
         Ok(file)
     }
 
-    /// Returns true if this file belongs to the module or a submodule. A module is given as its
-    /// path without `.rs`.
+    /// Returns true if this is the module's file, or below it. A module is its path without `.rs`.
     pub(super) fn is_in(&self, module: &str) -> bool {
         self.path
             .strip_prefix(module)
@@ -192,8 +191,8 @@ impl File {
         paths
     }
 
-    /// Returns the index of the last token of the item that begins at `start`: its closing brace or
-    /// its semicolon.
+    /// Returns the last token of the item that begins at `start`: its closing brace or its
+    /// semicolon.
     fn item_end(&self, start: usize) -> usize {
         let mut at = start;
         while let Some(token) = self.tokens.get(at) {

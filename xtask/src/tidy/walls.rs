@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use super::Violation;
 use crate::workspace;
 
-/// kpx's crates, each with its dependencies on workspace crates and on crates that do I/O.
+/// kpx's crates, with their dependencies in the workspace and on crates that do I/O.
 const USES: &[(&str, &[&str])] = &[
     ("proxy-common", &["aya"]),
     ("proxy-ebpf", &["aya-ebpf", "aya-log-ebpf", "proxy-common"]),
@@ -33,7 +33,7 @@ const USES: &[(&str, &[&str])] = &[
         &["proxy-common", "proxy-core", "proxy-source"],
     ),
     ("proxy-dns", &["proxy-core", "tokio"]),
-    // The crates that query an agent. They do not depend on the agent's crate.
+    // The crates that query an agent, and do not depend on it.
     (
         "proxy-view",
         &[
@@ -107,10 +107,10 @@ const USES: &[(&str, &[&str])] = &[
 /// The third-party crates that do I/O.
 const OUTSIDE: &[&str] = &["aya", "axum", "kube", "rtnetlink", "tokio"];
 
-/// The prefixes of packages that must not be among the pure core's dependencies.
+/// The prefixes of packages that the pure core must not have.
 const IMPURE: [&str; 4] = ["aya", "kube", "tokio", "hyper"];
 
-/// Returns the dependencies that are only in the list or only in a manifest.
+/// Returns the dependencies that are missing in the list or in the manifest.
 pub(super) fn check(root: &Path) -> Result<Vec<Violation>> {
     let mut violations = Vec::new();
     for (name, uses) in USES {
@@ -122,7 +122,7 @@ pub(super) fn check(root: &Path) -> Result<Vec<Violation>> {
     Ok(violations)
 }
 
-/// Returns the path of a crate's manifest: in the workspace's root, or below `crates/`.
+/// Returns the path of a crate's manifest: at the top, or below `crates/`.
 fn manifest(root: &Path, name: &str) -> String {
     let top = format!("{name}/Cargo.toml");
     match name.strip_prefix("proxy-") {

@@ -18,8 +18,7 @@ const CALL: u8 = 0x80;
 const EXIT: u8 = 0x90;
 const CALL_LOCAL: u8 = 1;
 
-/// Returns an error that lists each place where a program returns to an earlier instruction without
-/// a jump.
+/// Fails with each place where a program returns to an earlier instruction without a jump.
 pub(super) fn check(object: &mut Object) -> Result<()> {
     let sections: HashSet<usize> = object
         .functions
@@ -57,7 +56,7 @@ fn without_jump(program: &[bpf_insn]) -> Vec<(usize, usize)> {
         Done,
     }
     let mut states = vec![State::New; program.len()];
-    // The instructions of the current path, each with the number of its next successor.
+    // The instructions of the path, each with the index of its next successor.
     let mut way = vec![(0, 0)];
     let mut found = Vec::new();
     while let Some((at, nth)) = way.last_mut() {
@@ -72,16 +71,15 @@ fn without_jump(program: &[bpf_insn]) -> Vec<(usize, usize)> {
         match states.get(to) {
             Some(State::New) => way.push((to, 0)),
             Some(State::Open) if !is_jump(program[from]) => found.push((from, to)),
-            // Either the instruction was visited on another path, or it is beyond the program's
-            // end: the kernel refuses such a program.
+            // The instruction was visited on another path, or is beyond the end of a program, which
+            // the kernel refuses.
             _ => {}
         }
     }
     found
 }
 
-/// Returns the indices of the possible successors of the instruction at `at`, including called
-/// functions.
+/// Returns the possible successors of the instruction at `at`, including called functions.
 fn successors(program: &[bpf_insn], at: usize) -> Vec<usize> {
     let insn = program[at];
     let target = |offset: isize| (at + 1).wrapping_add_signed(offset);
@@ -133,8 +131,8 @@ mod tests {
     fn other_instruction_must_not_go_back() {
         let add = insn(ADD, 0, 0, 1);
         for last in [add, insn(JUMP | CALL, 0, 0, 5)] {
-            // The first instruction jumps over the instruction before the loop's start: 0, 2, 3,
-            // then 1, and 2 again.
+            // The entry jumps over the instruction before the loop's start: 0, 2, 3, then 1, and 2
+            // again.
             let program = [
                 insn(JUMP, 0, 1, 0),
                 last,

@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 use aya_obj::Object;
 use aya_obj::generated::bpf_insn;
 
-/// The limit for the stack of a program with all called functions, in bytes.
+/// The limit for a program with all called functions, in bytes.
 pub(super) const LIMIT: u32 = 512;
-/// The kernel rounds the size of each frame up to a multiple of this number of bytes, and counts an
-/// empty frame as one (`check_max_stack_depth` in kernel/bpf/verifier.c).
+/// The unit in bytes to which the kernel rounds up each frame, even an empty one
+/// (`check_max_stack_depth` in kernel/bpf/verifier.c).
 const FRAME: u32 = 32;
 
 const FRAME_POINTER: u8 = 10;
@@ -25,7 +25,7 @@ const LOAD: u8 = 0x01;
 const STORE_NUMBER: u8 = 0x02;
 const STORE: u8 = 0x03;
 
-/// Returns the stack of each program in bytes.
+/// Returns each program's stack in bytes.
 pub(super) fn bytes(object: &mut Object) -> Result<BTreeMap<String, u32>> {
     let sections: HashSet<usize> = object
         .functions
@@ -43,8 +43,8 @@ pub(super) fn bytes(object: &mut Object) -> Result<BTreeMap<String, u32>> {
     programs.collect()
 }
 
-/// Returns the stack in bytes of the function at `start` and of its called functions. The kernel
-/// refuses recursion.
+/// Returns the stack of the function at `start` with its called functions. The kernel refuses
+/// recursion.
 fn deepest(program: &[bpf_insn], start: usize) -> u32 {
     let starts: HashSet<usize> = calls(program, 0).map(|(_, target)| target).collect();
     let len = (start + 1..program.len())
@@ -74,11 +74,10 @@ fn calls(instructions: &[bpf_insn], start: usize) -> impl Iterator<Item = (usize
     })
 }
 
-/// Returns the size of a function's frame: the lowest offset from the frame pointer in its
-/// instructions.
+/// Returns the size of a function's frame: its lowest offset from the frame pointer.
 fn frame(body: &[bpf_insn]) -> u32 {
     let mut lowest = 0;
-    // The register to which the previous instruction copied the frame pointer.
+    // The register that has just received the frame pointer.
     let mut pointer = None;
     for insn in body {
         let offset = match insn.code & 0x07 {

@@ -1,5 +1,5 @@
 //! Writes an initramfs: a cpio archive in the format "newc" (the kernel's
-//! initramfs/buffer-format.rst). Creates the directories above a file. Everything belongs to root.
+//! initramfs/buffer-format.rst). Creates the directories above a file; root owns everything.
 
 use std::collections::BTreeSet;
 

@@ -31,7 +31,7 @@ const QEMU_PACKAGES: &[&str] = &[
     "seabios",
 ];
 pub(super) const QEMU: &str = "qemu-system-x86_64";
-/// The path of a program for guests, and its packages.
+/// A program for guests, and its packages.
 pub(super) type Package = (&'static str, &'static [&'static str]);
 pub(super) const IPVSADM: Package = (
     "sbin/ipvsadm",
@@ -144,7 +144,7 @@ impl Debian {
             "the suites {} have none",
             KERNEL_SUITES.join(", ")
         );
-        // A list may contain packages that are no longer in the archive.
+        // A list may name packages that have left the archive.
         let mut errors = Vec::new();
         for version in versions.iter().take(3) {
             let package = |kind: &str| format!("linux-{kind}-{version}-cloud-amd64");
@@ -171,7 +171,7 @@ impl Debian {
         self.apt("tools", &suites.each_ref().map(String::as_str))
     }
 
-    /// Downloads the current package lists of these suites.
+    /// Downloads the current lists of these suites.
     fn apt(&self, name: &str, suites: &[&str]) -> Result<Apt> {
         let folder = self.cache.join("apt").join(name);
         for below in ["lists/partial", "archives/partial"] {
@@ -292,8 +292,7 @@ impl Kernel {
     }
 }
 
-/// Returns the version in a package's name, if the package is a kernel of that series for virtual
-/// machines.
+/// Returns the version in a package's name, if it is a kernel of that series for virtual machines.
 fn version<'a>(package: &'a str, series: Option<&str>) -> Option<&'a str> {
     let version = package
         .strip_prefix("linux-image-")?

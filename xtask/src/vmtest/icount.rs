@@ -20,14 +20,14 @@ use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{build, workspace};
 
-/// The guest's programs. They are optimised, because the client's instructions count too.
+/// The guest's programs, optimised, because the client's instructions count too.
 const PROGRAMS: &[Program] = &[
     ("init", "tools", "", "--bin", "kpx-guest"),
     ("bin/kpx", "proxy-agent", "", "--bin", "kpx"),
     ("bin/bench", "tools", "bench", "--bin", "kpx-bench"),
 ];
 const SUITE: &str = "icount";
-/// The tools of this machine that the guest needs in addition to those of every guest.
+/// This machine's tools in addition to those of every guest.
 const TOOLS: &[&str] = &[
     "iptables",
     "iptables-legacy-restore",
@@ -171,14 +171,14 @@ fn folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Returns the guest's programs as pairs: path in the guest, path on this machine.
+/// Returns the guest's programs: path in the guest, path on this machine.
 pub(super) fn programs(no_build: bool, release: bool) -> Result<Vec<(&'static str, PathBuf)>> {
     let folder = folder()?;
     if !no_build {
         build::object(&setup::ensure(Need::Bench)?, &build::Options::default())?;
     }
     let program = |(at, package, features, kind, name): &Program| {
-        // The copy is needed, because other builds overwrite cargo's file.
+        // Other builds overwrite cargo's own copy.
         let kept = folder.join(format!("{SUITE}-{name}"));
         if !no_build {
             let built = step(&format!("build {name}"), || {
@@ -205,7 +205,7 @@ impl Options {
         !self.debug
     }
 
-    /// Returns true if the counts come from an experiment and are not kept.
+    /// Returns true if the counts belong to an experiment.
     pub(crate) fn is_trial(&self) -> bool {
         self.flowtable || self.path.is_some() || self.backend_health.is_some()
     }

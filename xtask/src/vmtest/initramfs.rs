@@ -12,21 +12,21 @@ use super::debian::Tool;
 use super::modules::Plan;
 use crate::shell;
 
-/// The tools of this machine that the lab needs.
+/// This machine's tools for the lab.
 const TOOLS: &[&str] = &["ip", "nft", "ethtool"];
 /// The content of /etc/protocols, from which the tools read protocol names.
 const PROTOCOLS: &[u8] = b"tcp 6 TCP\nudp 17 UDP\nsctp 132 SCTP\n";
 
-/// The content of an initramfs that does not depend on the kernel.
+/// The files that do not depend on the kernel.
 pub(super) struct Userland {
-    /// The files as pairs: path in the guest, path on this machine.
+    /// The files: path in the guest, path on this machine.
     files: Vec<(String, PathBuf)>,
     /// The selected suites, in the guest's format.
     suites: String,
 }
 
 impl Userland {
-    /// Collects static programs (path in the guest, path on this machine), tools, and the suites.
+    /// Collects static programs by their names in the guest, tools, and the suites.
     pub(super) fn new(programs: &[(&str, PathBuf)], tools: &[Tool], suites: &str) -> Result<Self> {
         let files = programs
             .iter()
@@ -63,7 +63,7 @@ impl Userland {
         })
     }
 
-    /// Adds a file and its libraries; `folders` are searched for libraries too.
+    /// Adds a file and its libraries, which may be in `folders`.
     pub(super) fn add(&mut self, at: &str, path: &Path, folders: &[PathBuf]) -> Result<()> {
         let mut add = |at: String, path: PathBuf| {
             if !self.files.iter().any(|(there, _)| *there == at) {
@@ -81,7 +81,7 @@ impl Userland {
         Ok(())
     }
 
-    /// Returns the archive for a kernel with these modules.
+    /// Packs everything for a kernel with these modules.
     pub(super) fn pack(&self, modules: &Plan) -> Result<Vec<u8>> {
         let mut archive = Archive::default();
         for folder in ["proc", "sys", "dev", "run", "tmp", "etc", "root", "sbin"] {
@@ -108,8 +108,7 @@ impl Userland {
     }
 }
 
-/// Returns a program's loader and libraries, recursively, as pairs: path or name, path on this
-/// machine.
+/// Returns the loader and the libraries, recursively: path or name, path on this machine.
 fn libraries_of(program: &Path, folders: &[PathBuf]) -> Result<Vec<(String, PathBuf)>> {
     let mut ldd = Command::new("ldd");
     ldd.arg(program)

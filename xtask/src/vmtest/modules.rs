@@ -131,8 +131,8 @@ fn module_name(file: &str) -> Option<String> {
         .then(|| name.replace('-', "_"))
 }
 
-/// Returns the modules and their dependencies, each once and after its dependencies. `read` returns
-/// the bytes of a module; `None` if it does not exist.
+/// Returns the modules and their dependencies, sorted after their dependencies. `read` returns the
+/// bytes of a module, if it exists.
 fn plan(wanted: &[&str], read: impl Fn(&str) -> Result<Option<Vec<u8>>>) -> Result<Plan> {
     fn visit(
         name: &str,
@@ -161,8 +161,8 @@ fn plan(wanted: &[&str], read: impl Fn(&str) -> Result<Option<Vec<u8>>>) -> Resu
     Ok(plan)
 }
 
-/// Returns the dependencies from the section `.modinfo`: `depends=`, then names separated by commas
-/// and ended by a NUL.
+/// Parses the dependencies in the section `.modinfo`: `depends=` and comma-separated names, ended
+/// by a NUL.
 fn dependencies(module: &[u8]) -> Result<Vec<String>> {
     const KEY: &[u8] = b"depends=";
     let starts_string = |at: usize| at == 0 || !module[at - 1].is_ascii_graphic();

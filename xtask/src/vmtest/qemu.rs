@@ -14,13 +14,13 @@ use anyhow::{Context, Result};
 use super::debian::QEMU;
 use super::report::{Guest, Report};
 
-/// The number of last console lines that are printed if a guest stops early.
+/// The number of console lines printed if a guest stops early.
 const TAIL: usize = 40;
 /// The kernel's command line, which disables slow features.
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=1 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check net.ifnames=0";
 
-/// The processor, without the flags for block copies: the emulator runs such instructions byte by
-/// byte, which took three quarters of a guest's time for loading the kernel programs.
+/// The processor, without the flags for block copies. Emulated byte by byte, such instructions took
+/// three quarters of a guest's time for loading the kernel programs.
 const PROCESSOR: [&str; 2] = ["-cpu", "max,-erms,-fsrm,-fsrs,-fsrc,-fzrm"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -55,7 +55,7 @@ impl Accelerator {
 
     /// Returns the emulator's arguments. Software emulation is slow, and slower on a busy machine.
     /// The guest's clock therefore counts instructions, one per nanosecond, and skips idle time, so
-    /// that load on the machine does not make tests miss their deadlines.
+    /// that load on the machine does not exceed the tests' deadlines.
     fn arguments(self) -> Vec<&'static str> {
         match self {
             Self::Tcg => [
@@ -78,8 +78,7 @@ impl Accelerator {
 /// The default memory of a guest in GiB.
 pub(super) const MEMORY_GIB: u32 = 4;
 
-/// Boots a guest, and waits until it ends or `limit` has passed. Writes the console's output to the
-/// file `log`.
+/// Boots a guest until it ends or its time is over. The file `log` gets the console's output.
 pub(super) fn boot(
     accelerator: Accelerator,
     memory_gib: u32,

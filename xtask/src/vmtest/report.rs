@@ -16,7 +16,7 @@ pub(super) struct Guest {
     kernel: Option<String>,
     booted: Option<Duration>,
     suites: Vec<Suite>,
-    /// The start of the last suite; `None` unless it runs.
+    /// The start of the last suite, while it runs.
     running: Option<Duration>,
     complaints: Vec<String>,
     ended: bool,
@@ -28,9 +28,9 @@ pub(super) struct Suite {
     pub(super) name: String,
     pub(super) passed: usize,
     pub(super) failed: Vec<String>,
-    /// The skipped tests, each with the reason.
+    /// The skipped tests, with the reasons.
     pub(super) skipped: Vec<String>,
-    /// The results of a measurement, each a line of JSON.
+    /// The results of a measurement, a JSON line each.
     pub(super) results: Vec<String>,
     took: Duration,
     /// The exit code; `None` while the suite runs.
@@ -138,7 +138,7 @@ impl Suite {
         }
     }
 
-    /// Returns the suite's problem, with the program's output; `None` if there is no problem.
+    /// Returns the suite's problem with the program's output, if any.
     fn trouble(&self) -> Option<String> {
         let silent = self.passed + self.failed.len() + self.skipped.len() + self.results.len() == 0;
         let what = match self.code {

@@ -57,14 +57,14 @@ pub(crate) struct Options {
     accel: Option<Accelerator>,
 }
 
-/// The records of one kernel, one per line.
+/// A kernel's records, one per line.
 pub(crate) struct Measured {
     pub(crate) series: String,
     pub(crate) lines: Vec<String>,
 }
 
-/// Runs the guests. `keep` gets the records of each kernel when its guest ends, because the next
-/// guest takes long.
+/// Runs the guests. `keep` gets each kernel's records when its guest ends, because the next guest
+/// takes long.
 pub(crate) fn run(options: &Options, mut keep: impl FnMut(Measured) -> Result<()>) -> Result<()> {
     let programs = icount::programs(options.no_build, true)?;
     let accelerator = options.accel.unwrap_or_else(Accelerator::best);

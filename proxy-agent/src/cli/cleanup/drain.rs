@@ -13,8 +13,8 @@ use proxy_net::{Handle, filter};
 /// Time between two counts of the flows.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Drains the node. Prints each change of the number of open flows to standard error. Returns true
-/// if no flow is left, false after the timeout.
+/// Drains, and prints each change of the number of open flows to standard error. Returns true if no
+/// flow is left.
 pub(super) async fn drain(bpf_dir: &Path, timeout: Duration, handle: &Handle) -> Result<bool> {
     let drain = match Drain::open(bpf_dir)? {
         // The pins are gone with a container, but the filters are still attached.

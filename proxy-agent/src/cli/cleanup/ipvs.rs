@@ -46,12 +46,12 @@ const NODE_PORT_SCTP: &str = "NODE-PORT-SCTP-HASH";
 /// The maximum length of an ipset's name in bytes.
 const NAME_MAX: usize = 31;
 
-/// The number of attempts to destroy an ipset, and the pause between them. The kernel releases an
-/// ipset shortly after the rule that refers to it is removed.
+/// The number of attempts to destroy an ipset, and the pause between them: the kernel releases an
+/// ipset shortly after its last rule is removed.
 const TRIES: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The maximum number of virtual servers that a note names.
+/// The maximum number of virtual servers in a note.
 const NAMED: usize = 4;
 
 /// The sysctls of `strictARP`: key, kube-proxy's value, the kernel's default.
@@ -67,9 +67,9 @@ const SYSCTL_FOLDERS: [&str; 4] = [
     "/usr/lib/sysctl.d",
 ];
 
-/// Removes kube-proxy's virtual servers outside the excluded networks, then the device. Once the
-/// servers are gone, kpx translates the host's own packets. The device is removed last, because its
-/// addresses identify kube-proxy's servers.
+/// Removes kube-proxy's virtual servers outside the excluded networks, then the device. Without the
+/// servers, kpx translates the host's own packets. The device is last, because its addresses
+/// identify kube-proxy's servers.
 pub(super) async fn remove_servers(
     handle: &Handle,
     excluded: &[IpNet],
@@ -134,7 +134,7 @@ pub(super) async fn remove_sets(removed: &mut Removed) -> Result<()> {
         .iter()
         .filter(|name| ours.contains(*name))
     {
-        // After a failure, the kernel has had enough time to release the other ipsets.
+        // After a failure, the kernel has had time to release the other ipsets.
         let result = if failure.is_none() {
             destroy(name).await
         } else {
@@ -173,8 +173,8 @@ fn name(infix: &str, set: &str) -> String {
         .collect()
 }
 
-/// Returns a predicate for the virtual servers that kube-proxy created: those at an address of its
-/// device, and those at a node port of a host's address.
+/// Returns a predicate for virtual servers that kube-proxy made: at an address of its device, or at
+/// a node port of a host's address.
 async fn proxys(has_device: bool) -> Result<impl Fn(&VirtualServer) -> bool> {
     let mut node_ports = BTreeSet::new();
     for (proto, set) in [
@@ -242,8 +242,8 @@ fn relax_arp(removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if a boot file of the host sets one of these sysctls. In a container, the host's
-/// files are below the root directory of process 1.
+/// Returns true if a boot file of the host sets one of the sysctls. In a container, the host's
+/// files are below the root of process 1.
 fn are_wanted() -> bool {
     let roots = ["", "/proc/1/root"];
     let folders = roots

@@ -23,15 +23,15 @@ const TOOLS: [(&str, &str); 4] = [
     ("ip6tables-nft-save", "ip6tables-nft"),
 ];
 
-/// Creates an nftables table that registers NAT and changes no packet: new connections pass its
-/// chain, and packets of open connections never reach it.
+/// Creates an nftables table that changes no packet: new connections pass its chain, open
+/// connections never reach it.
 pub(super) fn keep_by_nft(family: Family, removed: &mut Removed) -> Result<()> {
     nft::make_keeper(family, KEEP)?;
     removed.keep(&table(family));
     Ok(())
 }
 
-/// Creates a rule of legacy iptables that registers NAT and changes no packet.
+/// Creates a rule of legacy iptables that changes no packet.
 pub(super) fn keep_by_iptables(tool: &str, removed: &mut Removed) -> Result<()> {
     let rule = "-w -t nat -A POSTROUTING -m conntrack --ctstate ESTABLISHED -m comment --comment kpx-keep -j RETURN";
     run(tool, &rule.split(' ').collect::<Vec<_>>())?;
@@ -60,8 +60,7 @@ pub(super) fn remove(removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Removes the tables and rules of this module if kube-proxy's rules use NAT again. Otherwise keeps
-/// them, and adds a note.
+/// Removes these tables and rules if kube-proxy's rules use NAT again. Otherwise adds a note.
 pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     let found = KubeProxyRules::find()?;
     let mut translates_again = found.chains.iter().any(|chains| chains.table == "nat");
@@ -80,8 +79,8 @@ pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Adds notes about iptables rules of this module that stay because no iptables is installed, as in
-/// kpx's image. Earlier versions of kpx created such rules in nftables' tables too.
+/// Notes the iptables rules that stay because no iptables is installed, as in kpx's image. Earlier
+/// versions of kpx created such rules in nftables' tables too.
 pub(super) async fn name_left(removed: &mut Removed) -> Result<()> {
     if removed.notes(KEEP) {
         return Ok(());
@@ -98,8 +97,7 @@ fn table(family: Family) -> String {
     format!("the nftables table {} {KEEP}", family.name())
 }
 
-/// Returns the existing rules of this module, each with the tool that removes it. The listing tools
-/// create no tables.
+/// Returns the existing rules, each with the tool that removes it. To list tables creates none.
 fn rules() -> impl Iterator<Item = (&'static str, String)> {
     TOOLS.into_iter().flat_map(|(save, tool)| {
         let saved = output(save, &[]).unwrap_or_default();

@@ -16,8 +16,8 @@ pub(super) async fn remove(
     removed: &mut Removed,
 ) -> Result<()> {
     let rules = KubeProxyRules::find()?;
-    // The virtual servers go before the masquerading rules. Otherwise they would send the host's
-    // packets to backends that cannot reply.
+    // The virtual servers go first: without masquerading rules they would send the host's packets
+    // to backends that cannot reply.
     ipvs::remove_servers(handle, excluded, removed).await?;
     for &family in &rules.tables {
         if keep::translates(family)? {
@@ -52,8 +52,8 @@ pub(super) async fn remove(
     Ok(())
 }
 
-/// Removes chains: first the jumps to them, then their rules, which may jump from one to another,
-/// then the chains.
+/// Removes chains: first the jumps to them, then their rules, which may jump between them, then the
+/// chains.
 fn remove_chains(chains: &Chains) -> Result<()> {
     let Chains {
         tool,

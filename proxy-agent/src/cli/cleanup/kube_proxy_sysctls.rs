@@ -15,8 +15,7 @@ const DEFAULTS: &str =
     "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration}";
 
 /// Returns the conntrack sysctls that this node's kube-proxy sets; empty if there is no kube-proxy.
-/// The values come from kube-proxy's configuration. They are kube-proxy's defaults if the
-/// configuration is unreadable or if only rules are left.
+/// If its configuration is unreadable or only rules are left, returns kube-proxy's defaults.
 pub(crate) fn kube_proxys_sysctls() -> Wanted {
     let running = kube_proxies().unwrap_or_default();
     let has_rules = || KubeProxyRules::find().is_ok_and(|rules| !rules.is_empty());

@@ -63,7 +63,7 @@ async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
         .await;
         let is_replaced = !kpx_runs && is_left(handle).await? && kube_proxy_serves().await;
         since = is_replaced.then(|| since.unwrap_or_else(Instant::now));
-        // An agent may start at this moment and take the lock first.
+        // An agent may start at this moment.
         if since.is_some_and(|since| since.elapsed() >= time)
             && let Ok(lock) = lock::take()
         {
@@ -89,7 +89,7 @@ async fn kube_proxy_serves() -> bool {
             .map_or(true, |(_, text)| has_synced(&text))
 }
 
-/// Returns true if kube-proxy has written rules of any family, or does not report that.
+/// Returns true if kube-proxy has written rules of any family, or does not report it.
 fn has_synced(metrics: &str) -> bool {
     let samples = metrics.lines().filter(|line| line.starts_with(LAST_SYNC));
     let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());

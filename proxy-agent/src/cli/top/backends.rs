@@ -40,7 +40,7 @@ const NARROW: Narrow<'static> = Narrow {
 pub(super) struct Backends {
     /// The Service as `namespace/name`.
     pub(super) service: String,
-    /// The backends; `None` if the agent no longer has the Service.
+    /// `None` if the agent no longer has the Service.
     pub(super) rows: Option<Vec<Row>>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Row {
     /// The name and protocol of the port: `http/TCP`.
     pub(super) port: String,
     pub(super) backend: BackendView,
-    /// The connection attempts between the samples.
+    /// The connections between the samples.
     pub(super) connect: ConnectRates,
 }
 
@@ -82,7 +82,6 @@ fn find<'a>(sample: &'a Sample, service: &str) -> Option<&'a ServiceView> {
     sample.services.iter().find(|one| full_name(one) == service)
 }
 
-/// Returns the backends by port and address.
 fn of_ports(service: &ServiceView) -> impl Iterator<Item = ((String, SocketAddr), &BackendView)> {
     let name = |port: &PortView| {
         if port.name.is_empty() {

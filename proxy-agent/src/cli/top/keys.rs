@@ -10,8 +10,7 @@ pub(super) enum Act {
     Quit,
 }
 
-/// The last line of the screen, for 80 columns. A column's initial is the key that sorts by the
-/// column.
+/// The last line of a screen of 80 columns. A column's initial is the key that sorts by it.
 pub(super) const HELP: &str =
     "q quit  / filter  Enter backends  sort: Opened Packets Bytes Unserved Flows Name";
 /// The last line while a Service's backends are shown.

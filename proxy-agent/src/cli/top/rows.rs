@@ -19,11 +19,10 @@ pub(super) struct Sample {
     pub(super) at: Instant,
     pub(super) status: Status,
     pub(super) services: Vec<ServiceView>,
-    /// The error of the last attempt to take a sample.
+    /// The error of the last attempt to sample.
     pub(super) problem: Option<String>,
 }
 
-/// The choices of the user.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     pub(super) sort: Sort,
@@ -40,7 +39,7 @@ pub(super) struct View {
     pub(super) selected: Option<String>,
     /// The Service whose backends are shown.
     pub(super) open: Option<String>,
-    /// The index of the selected Service, to return to from the backends.
+    /// The selected Service's index while backends are shown.
     pub(super) behind: usize,
 }
 
@@ -90,13 +89,12 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Formats the number of backends in use and of all backends: `2/3`.
+    /// Formats the numbers of backends: `2/3`.
     pub(super) fn backends(&self) -> String {
         format!("{}/{}", self.in_use, self.listed)
     }
 }
 
-/// Returns the seconds between two samples.
 pub(super) fn seconds(before: &Sample, now: &Sample) -> f64 {
     now.at.duration_since(before.at).as_secs_f64()
 }
@@ -215,7 +213,7 @@ pub(super) fn text(rows: &Rows, form: Form) -> String {
             .into()
     });
     let mut total: Vec<_> = cells("total", &rows.total, String::new()).map(cell).into();
-    // Services may share backends, so a sum would count these several times.
+    // A sum of backends would count shared backends several times.
     if let Some(backends) = total.last_mut() {
         *backends = Cell::new("");
     }
@@ -256,7 +254,7 @@ pub(super) fn cells(name: &str, rates: &Rates, backends: String) -> [String; 11]
     ]
 }
 
-/// Lists the reasons with their rates; `None` if no packet was unserved.
+/// Lists the reasons with their rates; `None` if everything was served.
 pub(super) fn unserved(rows: &Rows) -> Option<String> {
     let reasons: Vec<_> = rows
         .reasons

@@ -22,9 +22,8 @@ const PROBLEMS_MAX: usize = 3;
 /// The widths of the columns; the first column fills the line.
 const WIDTHS: [usize; 11] = [0, 8, 9, 8, 10, 8, 8, 9, 8, 8, 8];
 const GAP: usize = 2;
-/// The minimum width of the first column.
 const NAME_WIDTH_MIN: usize = 12;
-/// The columns about connections, and the width of a terminal from which on they are shown.
+/// The columns about connections, and the minimum width of a terminal that shows them.
 const CONNECT: std::ops::Range<usize> = 5..9;
 const CONNECT_WIDTH: usize = 120;
 
@@ -74,13 +73,13 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A failure does not matter: the terminal may be closed.
+        // A closed terminal needs no restoring.
         let _left = execute!(self.output, Show, LeaveAlternateScreen);
         let _cooked = disable_raw_mode();
     }
 }
 
-/// A line, as spans of text in one style each.
+/// A line of spans, each in one style.
 #[derive(Debug, Default, PartialEq)]
 struct Line(Vec<(ContentStyle, String)>);
 
@@ -146,11 +145,11 @@ fn fitted(mut lines: Vec<Line>, foot: String, width: usize, height: usize) -> Ve
         .collect()
 }
 
-/// Returns at most `height` lines: head, table and keys. Moves the cursor to an existing row, and
-/// scrolls to it.
+/// Returns at most `height` lines: head, table and keys. Limits the cursor to the rows, and scrolls
+/// to it.
 fn lines(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<Line> {
     let mut lines = head(rows);
-    // Three more lines are for the column names, the total and the keys.
+    // Three lines hold the column names, the total and the keys.
     let room = height.saturating_sub(lines.len() + 3);
     view.cursor = view.cursor.min(rows.services.len().saturating_sub(1));
     let last = rows.services.len().saturating_sub(room);
@@ -335,14 +334,12 @@ fn sorted_by(sort: Sort) -> usize {
     }
 }
 
-/// Returns the screen's text without styles.
 #[cfg(test)]
 pub(super) fn text(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<String> {
     let line = |line: &Line| line.0.iter().map(|(_, text)| text.as_str()).collect();
     lines(rows, view, width, height).iter().map(line).collect()
 }
 
-/// Returns the screen's text about a Service's backends.
 #[cfg(test)]
 pub(super) fn text_of_backends(
     rows: &Rows,
@@ -357,7 +354,6 @@ pub(super) fn text_of_backends(
         .collect()
 }
 
-/// Returns the red texts of the table.
 #[cfg(test)]
 pub(super) fn red(rows: &Rows, view: &mut View) -> Vec<String> {
     let spans = lines(rows, view, 110, 20)

@@ -127,8 +127,7 @@ impl Flag {
                 .num_args(1)
                 .allow_hyphen_values(matches!(self.kind, Kind::Integer | Kind::Number)),
         };
-        // Lists collect the values of a repeated flag. Other repeated flags replace the earlier
-        // value.
+        // A repeated list grows; any other repeated flag replaces the earlier value.
         let arg = match self.kind {
             Kind::List | Kind::Gates => arg.action(ArgAction::Append),
             _ => arg.action(ArgAction::Set).overrides_with(self.name),

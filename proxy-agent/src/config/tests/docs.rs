@@ -148,7 +148,7 @@ fn row(flag: &Flag, defaults: &Defaults) -> String {
     )
 }
 
-/// Returns the paths of the fields that have no inner fields.
+/// Returns the paths of the fields without inner fields.
 fn leaves(at: &str, value: &Value) -> Vec<String> {
     match value {
         Value::Object(fields) if !fields.is_empty() => fields

@@ -107,7 +107,7 @@ fn file_sets_the_same_as_flags() {
     }
 }
 
-/// Returns the closing brackets for `fields`, and one more.
+/// Returns `fields`' closing brackets, and one more.
 fn closing(fields: &str) -> &'static str {
     let open = fields.matches('{').count() - fields.matches('}').count();
     &"}}}"[..=open]
@@ -370,8 +370,8 @@ async fn changed_file_is_noticed_and_touched_file_is_not() {
     assert!(gone.contains("is no longer readable"), "{gone}");
 }
 
-/// Replaces files as the kubelet does: `config.conf` links to `..data/config.conf`, and `..data`
-/// links to a directory that is replaced.
+/// Replaces files like the kubelet: `config.conf` links to `..data/config.conf`, and `..data` links
+/// to a directory that is replaced.
 #[tokio::test]
 async fn changed_config_map_is_noticed() {
     let folder = tempfile::tempdir().unwrap();

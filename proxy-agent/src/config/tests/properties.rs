@@ -1,5 +1,5 @@
-//! Property tests: a written configuration can be read back unchanged, and a damaged configuration
-//! is refused with a reason.
+//! Property tests: a written configuration reads back the same, and a damaged configuration is
+//! refused with a reason.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -124,7 +124,7 @@ proptest! {
 
     #[test]
     fn written_configuration_reads_the_same(kube_proxy in kube_proxy(), kpx in kpx()) {
-        // The web page needs an address. It would be invalid with no address or with port 0.
+        // The web page needs an address: a configuration without one, or with port 0, is invalid.
         prop_assume!(kpx["ui"] == false || !["", "192.0.2.1:0"].contains(&kube_proxy["metricsBindAddress"].as_str().unwrap_or_default()));
         let first = resolve(&format!("{kube_proxy}\n{kpx}"));
         let written = first.to_yaml().unwrap();

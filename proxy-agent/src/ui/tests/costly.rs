@@ -227,7 +227,6 @@ async fn wrong_questions_are_named() {
     );
 }
 
-/// Opens a stream, and reads its first text.
 async fn open(router: &Router, path: &str) -> Body {
     let response = ask_here(router, path, &OF_PAGE).await;
     assert_eq!(response.headers()["content-type"], "text/event-stream");

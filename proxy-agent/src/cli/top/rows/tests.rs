@@ -205,7 +205,7 @@ fn rows_are_sorted_filtered_and_never_negative() -> Result<()> {
         names(&rows(&before, &now, &view)),
         ["shop/web", "shop/cart", "shop/new"]
     );
-    // The agent has restarted, so its counts have decreased.
+    // The agent has restarted.
     let later = Sample {
         at: now.at + Duration::from_secs(2),
         ..before
@@ -310,8 +310,8 @@ fn agent_without_lists_waits_and_is_not_unhealthy() -> Result<()> {
     Ok(())
 }
 
-/// Adds connections to the Service's port and its first backend: answered (a number for each bucket
-/// of connect times), refused, unanswered.
+/// Adds connections to the Service's port and its first backend: answered by bucket, refused,
+/// unanswered.
 fn dialled(sample: &mut Sample, name: &str, buckets: &[u64], refused: u64, unanswered: u64) {
     let service = sample
         .services
