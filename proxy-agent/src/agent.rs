@@ -1,4 +1,4 @@
-//! The agent's loop: takes in events and makes the kernel's maps match the desired state.
+//! The agent's loop: processes events, and makes the kernel's maps match the desired state.
 
 mod backend_health;
 mod finished_work;
@@ -55,10 +55,10 @@ use proxy_metrics::Phase;
 use proxy_net::LinkEvent;
 use proxy_source::health::{Health, Problem};
 
-/// The most inputs that one pass takes in.
+/// The maximum number of inputs for one pass.
 const BATCH: usize = 4_096;
-/// The same limit for changes of devices. It is small, so that the first of many new pods does not
-/// wait for the last.
+/// The maximum number of device events per task of the node. It is small, so that the first of many
+/// new pods does not wait for the last.
 const LINK_BATCH: usize = 64;
 /// The approximate number of table rows, per family, that one pass covers. A new Service of one
 /// namespace waits for one such pass.
@@ -69,13 +69,13 @@ pub struct Inbox {
     pub links: mpsc::Receiver<LinkEvent>,
     /// Signals a change of routes or rules.
     pub routes: mpsc::Receiver<()>,
-    /// Signals a change of netfilter's rules. Silent without the fast path.
+    /// Signals a change of netfilter's rules. Never signals if there is no fast path.
     pub rules: mpsc::Receiver<()>,
     pub queries: mpsc::Receiver<Query>,
     pub source_health: Health,
 }
 
-/// The agent's handles on the datapath. The node has its own.
+/// The loop's handles on the datapath. [`Node`] has handles of its own.
 pub struct Kernel {
     pub tables: KernelTables,
     pub flows: FlowMaps,
@@ -91,7 +91,7 @@ pub struct Setup {
     pub schedule: PassSchedule,
     /// The pods with socket load balancing, if pods are selected.
     pub selected_pods: Option<SelectedPods>,
-    /// The places of endpoints, if connections to lost nodes are ended.
+    /// The places of endpoints, if the agent ends connections to lost nodes.
     pub places: Option<EndpointPlaces>,
     pub outside: OutsideStates,
 }
@@ -116,7 +116,7 @@ pub struct Agent {
     port_conflicts: PortConflicts,
     undetected_pods: UndetectedPods,
     notices: Notices,
-    /// The parts of Services that this node leaves out and Events report.
+    /// The parts of Services without effect on this node that Events have reported.
     left_out: BTreeSet<Skipped>,
     outside: OutsideStates,
 }
@@ -162,7 +162,7 @@ impl Agent {
         }
     }
 
-    /// Runs until an error that a restart may repair. A cancelled run leaves everything in place.
+    /// Runs until an error that a restart may fix. A cancelled run leaves everything in place.
     pub async fn run(&mut self, inbox: &mut Inbox) -> Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
         let mut link_batch = Vec::with_capacity(LINK_BATCH);
@@ -192,8 +192,8 @@ impl Agent {
                     for query in self.node.take_waiting() {
                         self.answer(query, &inbox.source_health.problems());
                     }
-                    // Each pass looks up all routes, once for all pending events. The first pass
-                    // may have waited for devices.
+                    // In host mode a pass looks up all routes, once for all pending events. On a
+                    // node, the first pass may have waited for devices.
                     let is_due = self.mode == Mode::Host || !self.passes.has_synced;
                     if is_due && inbox.links.is_empty() && self.passes.schedule.request() {
                         self.sync().await?;
@@ -228,7 +228,7 @@ impl Agent {
         }
     }
 
-    /// Returns the time of the next pass without an event.
+    /// Returns the time of the next pass that needs no event.
     fn next_pass(&self) -> Option<Instant> {
         let is_here = self.node.is_here();
         let maps = self
@@ -239,14 +239,14 @@ impl Agent {
         maps.into_iter().chain(node.filter(|_| is_here)).min()
     }
 
-    /// Sends the node off to take in changes of devices.
+    /// Sends the node away to process device events.
     fn take_in(&mut self, events: Vec<LinkEvent>) {
         let health = self.reports.health.clone();
         let work = self.reports.liveness.work();
         self.node.take_in(events, health, work);
     }
 
-    /// Sends the node off to restore routes and rules.
+    /// Sends the node away to restore routes and rules.
     fn on_routes(&mut self) {
         self.node.here_mut().into_iter().for_each(Node::on_routes);
         let health = self.reports.health.clone();
@@ -365,7 +365,7 @@ impl Agent {
     /// Writes the changes. A `full` pass compares with the real content of the maps.
     fn write(&mut self, pass: &mut Pass) -> Result<()> {
         let started = Instant::now();
-        // The first pass would delete the rows of a Service without a model.
+        // The first pass would delete the rows of a Service that is not yet in the model.
         let models = if self.passes.has_synced {
             self.desired.read_in_turn(PASS)
         } else {

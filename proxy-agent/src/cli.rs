@@ -74,11 +74,11 @@ enum Command {
 }
 
 impl Cli {
-    /// Executes the command; errors go to standard error.
     pub fn execute(self) -> ExitCode {
         let done = |result: Result<()>| result.map(|()| ExitCode::SUCCESS);
         let result = match self.command {
-            // The agent drops privileges, which must happen while the process is single-threaded.
+            // The agent drops privileges, which needs a single-threaded process: no runtime runs
+            // yet.
             Command::Run(args) => done(run::start(&args)),
             Command::Status(args) => wait_for(status::status(&args)),
             Command::Services(args) => done(wait_for(services::services(&args))),
@@ -100,7 +100,7 @@ impl Cli {
             Command::Man(args) => done(manual::man(&args)),
         };
         result.unwrap_or_else(|error| {
-            // A closed standard error leaves no place to report a failure.
+            // If standard error is closed, a failure cannot be reported.
             let _written = writeln!(stderr(), "kpx: {error:#}");
             ExitCode::FAILURE
         })

@@ -1,7 +1,7 @@
 //! Resolves flags and files to [`Settings`].
 //!
-//! Flags and files set the same fields, those of a [`KubeProxyConfiguration`] and of a
-//! [`KpxConfiguration`]. All are merged into a tree of fields, then decoded and checked.
+//! Flags and files set the fields of a [`KubeProxyConfiguration`] and of a [`KpxConfiguration`].
+//! All values are merged into a tree of fields, then decoded and checked.
 
 mod checked_run;
 pub(crate) mod choice;
@@ -47,7 +47,7 @@ pub use flags::{CheckFlags, NodeArgs, RunArgs, arguments};
 pub use kpx::KpxConfiguration;
 pub use kube_proxy::KubeProxyConfiguration;
 
-/// The mode of kube-proxy whose fields have another meaning in kpx.
+/// kube-proxy's mode whose fields have another meaning in kpx.
 const IPVS: &str = "ipvs";
 
 /// The configuration in use, including defaults.
@@ -64,14 +64,13 @@ pub struct Configuration {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Remarks {
     doubtful_fields: Vec<String>,
-    /// The flags that have no effect in kpx.
     ignored_flags: Vec<&'static str>,
     /// The flags that a `--config` file overrides.
     overruled_flags: Vec<&'static str>,
     unknown_feature_gates: Vec<String>,
     /// The configured fields without effect, with the reasons.
     fields_without_effect: Vec<(&'static str, &'static str)>,
-    /// True if kube-proxy's file has no mode: the default will change.
+    /// True if kube-proxy's file sets no mode: the default will change.
     awaits_mode: bool,
 }
 
@@ -122,7 +121,7 @@ impl Configuration {
         given.apply(&mut kube_proxy, &mut kpx, has_file);
         if kpx["mode"] == "host" {
             kube_proxy = tree::merge(host_mode_defaults(), kube_proxy);
-            // A host in host mode is not drained, and no other kpx follows at once.
+            // In host mode nobody drains the host, and no next agent takes over at once.
             kpx = tree::merge(json!({ "cleanupOnExit": true }), kpx);
         }
         let chooses_algorithm = kpx.get("lbAlgorithm").is_some();
@@ -248,7 +247,7 @@ impl Configuration {
     }
 
     /// Writes both documents as a `--config` file. Omits kpx's document if all its fields are
-    /// defaults, which in mode ipvs depend on kube-proxy's document.
+    /// defaults, except in mode ipvs, where the defaults depend on kube-proxy's document.
     pub fn to_yaml(&self) -> Result<String> {
         let mut text = serde_saphyr::to_string(&self.kube_proxy)
             .context("write the KubeProxyConfiguration")?;
@@ -266,7 +265,7 @@ impl Configuration {
     }
 }
 
-/// Decodes a document. Files were decoded before, so an error here comes from a flag.
+/// Decodes a document. Files were already decoded, so an error here comes from a flag.
 fn decode<T: DeserializeOwned>(value: Value, kind: &'static str, given: &FlagValues) -> Result<T> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let field = error.path().to_string();

@@ -1,16 +1,15 @@
-//! Works with the kernel's connection tracking, on which kpx does not depend.
+//! Works with the kernel's connection tracking. kpx does not depend on it.
 //!
-//! Between kpx's hooks netfilter sees a flow from a pod or from outside translated: client to
-//! backend. The host's own flows pass netfilter untranslated, client to frontend, on their way into
-//! the anchor. So connections count against `nf_conntrack_max`, conntrack's timeouts apply, and
-//! NetworkPolicies may use conntrack states. kube-proxy's conntrack settings ([`sysctl`]) keep
-//! their meaning.
+//! Netfilter sees the flows of pods and of clients outside translated: client to backend. It sees
+//! the host's own flows untranslated, client to frontend, on their way into the anchor. So
+//! connections count against `nf_conntrack_max`, conntrack's timeouts apply, and NetworkPolicies
+//! may use conntrack states. kube-proxy's conntrack settings ([`sysctl`]) keep their meaning.
 //!
-//! Only `tcp_be_liberal` is unnecessary for kpx: kube-proxy's rules drop packets that conntrack
-//! marks invalid. kpx has no such rule, but other programs may.
+//! kpx does not need `tcp_be_liberal`: kube-proxy's rules drop packets that conntrack marks
+//! invalid. kpx has no such rule, but other programs may.
 //!
-//! Entries from kube-proxy keep translating after its end ([`stale`]). UDP flows never close, so
-//! kpx deletes those entries.
+//! kube-proxy's entries keep translating after its end ([`stale`]). UDP flows never close, so kpx
+//! deletes their entries.
 
 pub mod liberal;
 pub mod stale;
@@ -39,9 +38,9 @@ pub struct Reconciled {
     pub duration: Duration,
 }
 
-/// The shortest time between two walks through the table.
+/// The minimum time between the starts of two scans of the conntrack table.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The same time after a failed walk.
+/// The minimum time after a failed scan.
 const RETRY: Duration = Duration::from_secs(30);
 
 type WalkResult = (Arc<Frontends>, Result<Vec<Reconciled>>);
@@ -49,17 +48,16 @@ type WalkResult = (Arc<Frontends>, Result<Vec<Reconciled>>);
 /// Removes stale entries on its own task, because the table may be large.
 #[derive(Debug, Default)]
 pub struct Reconciler {
-    /// The frontends of the next walk.
     due: Option<Arc<Frontends>>,
-    /// The frontends of the last request, and their revision. Most changes concern endpoints alone.
+    /// The frontends of the last request, with their revision. Most changes concern only endpoints.
     known: Option<(u64, Arc<Frontends>)>,
-    /// The earliest start of the next walk.
+    /// The earliest start of the next scan.
     not_before: Option<Instant>,
     work: Option<JoinHandle<WalkResult>>,
 }
 
 impl Reconciler {
-    /// Requests a walk over the current frontends; `own` are this node's addresses.
+    /// Requests a scan for entries of the current frontends; `own` are this node's addresses.
     pub fn set_due(&mut self, desired: &Desired, own: BTreeSet<IpAddr>) {
         let revision = desired.revision();
         let known = self
@@ -72,7 +70,7 @@ impl Reconciler {
         self.due = Some(Arc::clone(frontends));
     }
 
-    /// Waits for the end of the next walk. Cancel-safe: the walk continues, and the next call waits
+    /// Waits for the end of the next scan. Cancel-safe: the scan continues, and the next call waits
     /// for it.
     pub async fn next(&mut self) -> Result<Vec<Reconciled>> {
         if self.work.is_none() {

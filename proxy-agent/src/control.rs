@@ -38,16 +38,16 @@ pub use flows::{EndedFlows, FlowFilter};
 #[derive(Debug)]
 pub enum Query {
     Status(oneshot::Sender<Result<Status>>),
-    /// Some of the served Services, from the one after a name on, with the maps that count their
-    /// traffic.
+    /// Some of the served Services, after this name (`None`: the first), with the maps that count
+    /// their traffic.
     Services(Option<ObjectName>, oneshot::Sender<(Part, FlowMaps)>),
-    /// The objects behind a name; None before the first lists.
+    /// The objects behind a DNS name; `None` before the first lists.
     Known(Wanted, oneshot::Sender<Option<Known>>),
-    /// The pods that serve a ClusterIP and port through the tunnel, if any.
+    /// The pods that serve a ClusterIP and port through the tunnel, if it serves them.
     Tunnelled(InternetAddr, oneshot::Sender<Option<Tunnelled>>),
     /// The kernel's ids of the maps, by name.
     Maps(oneshot::Sender<BTreeMap<String, u32>>),
-    /// The values for a scrape.
+    /// The loop's values for a scrape of `/metrics`.
     Readings(oneshot::Sender<Result<Readings>>),
 }
 
@@ -64,10 +64,10 @@ impl Query {
     }
 }
 
-/// The most queries that wait for the agent.
+/// The maximum number of queries that wait for the agent.
 pub(crate) const QUEUE: usize = 64;
 
-/// A handle that sends queries to this process's agent, with the agent's history.
+/// Sends queries to this process's agent. Also a handle on the agent's history.
 #[derive(Clone, Debug)]
 pub struct AgentHandle {
     queries: mpsc::Sender<Query>,
@@ -80,7 +80,7 @@ impl AgentHandle {
         Self::reporting(0)
     }
 
-    /// Like [`Self::new`], with series of `service_metrics` Service ports in its readings.
+    /// Like [`Self::new`], with `/metrics` series for up to `service_metrics` Service ports.
     pub fn reporting(service_metrics: usize) -> (Self, mpsc::Receiver<Query>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (
@@ -127,7 +127,7 @@ impl AgentHandle {
         }
     }
 
-    /// Returns the objects behind a name. None before the first lists.
+    /// Returns the objects behind a DNS name; `None` before the first lists.
     pub(crate) async fn known(&self, wanted: Wanted) -> Result<Option<Known>> {
         self.query(|answer| Query::Known(wanted, answer)).await
     }
@@ -143,7 +143,7 @@ impl AgentHandle {
 
     pub async fn readings(&self) -> Result<Readings> {
         let readings = self.query(Query::Readings).await??;
-        // The sampler may hold the history's lock.
+        // The history's lock may be held for milliseconds.
         let history = self.history.clone();
         let services = tokio::task::spawn_blocking(move || history.service_readings());
         Ok(Readings {
@@ -179,8 +179,8 @@ fn router() -> Router<AgentHandle> {
         .route("/history", get(history::history))
 }
 
-/// Returns the path `/pins`: the folder of the pinned maps, for processes that cannot open maps by
-/// id.
+/// Returns the path `/pins`: the directory of the pinned maps, for processes that cannot open maps
+/// by id.
 pub(crate) fn pins_router(root: &Path) -> Router {
     let folder = Pins::maps_in(root);
     Router::new().route("/pins", get(move || async move { Json(folder) }))
@@ -269,10 +269,10 @@ pub fn listen(run_dir: &Path, group: Option<u32>) -> Result<StdUnixListener> {
     Ok(listener)
 }
 
-/// Lets a group connect to the socket, and traverse its folder. A folder that everyone may traverse
-/// stays unchanged.
+/// Lets a group connect to the socket and traverse its directory. A directory that everyone may
+/// traverse stays unchanged.
 ///
-/// The group gets no write access: a writer of the folder could replace the list of changes that
+/// The group gets no write access: a writer of the directory could replace the list of changes that
 /// root reverts.
 fn admit(run_dir: &Path, socket: &Path, group: u32) -> Result<()> {
     const PASS_BY_GROUP: u32 = 0o010;

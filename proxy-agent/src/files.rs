@@ -1,4 +1,4 @@
-//! Watches the configuration's files for changes.
+//! Watches the configuration files for changes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::warn;
 
-/// The polling period without a wake-up. A node may lack inotify instances, and inotify follows a
-/// single link only.
+/// The time between two reads without an inotify event. A node may have no free inotify instance,
+/// and inotify follows only a single link.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// The files with the content that was read.
@@ -69,13 +69,13 @@ impl Files {
         }
     }
 
-    /// Watches folders instead of files: editors replace files, and a ConfigMap's file is a link
-    /// through the link `..data`, which is replaced.
+    /// Watches directories instead of files: editors replace files, and a ConfigMap's file is a
+    /// link through the link `..data`, which the kubelet replaces.
     fn watch(&self, woken: &Arc<Notify>) -> Result<notify::RecommendedWatcher> {
         let wakes = Arc::clone(woken);
         let mut watcher =
             notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-                // The agent's own reading causes an event as well.
+                // The agent's own reads cause access events.
                 if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
                     wakes.notify_one();
                 }

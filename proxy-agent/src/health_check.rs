@@ -41,13 +41,13 @@ pub struct HealthChecks {
 struct Check {
     port: u16,
     local_endpoints: Arc<AtomicUsize>,
-    /// One endless task per address.
+    /// The server of each address, which never ends.
     listeners: BTreeMap<IpAddr, JoinSet<()>>,
 }
 
 impl HealthChecks {
-    /// Creates the listeners' state. Problems go to `health` and to `events`; `liveness` reports
-    /// whether Services are served.
+    /// Creates the listeners' state. `health` and `events` get problems; `liveness` reports whether
+    /// this node is served.
     pub fn new(health: Health, liveness: Liveness, events: Events) -> Self {
         let (want, addrs, open) = Default::default();
         Self {
@@ -80,7 +80,7 @@ impl HealthChecks {
         }
     }
 
-    /// Applies the addresses to listen on; an unspecified address stands for all addresses of its
+    /// Sets the addresses to listen on. An unspecified address stands for all addresses of its
     /// family.
     pub async fn listen_on(&mut self, addrs: BTreeSet<IpAddr>) {
         if !self.is_whole(&addrs) || self.addrs != addrs {
@@ -113,7 +113,7 @@ impl HealthChecks {
     }
 
     /// Opens, closes and moves listeners; correct listeners stay open. A failing port is a problem
-    /// of its Service alone, and is retried at the next call.
+    /// of its Service only, and the next call retries it.
     async fn update(&mut self) {
         let admitted = self.admitted();
         // All obsolete listeners close before a new listener opens, because a port may move between
@@ -197,7 +197,7 @@ impl Check {
                 continue;
             }
             let at = SocketAddr::new(*addr, self.port);
-            // The IPv6 socket serves IPv6 only, so that both unspecified addresses can have a
+            // The IPv6 socket serves only IPv6, so that both unspecified addresses can have a
             // listener.
             match http_server::bind(at, true).with_context(|| format!("listen on {at}")) {
                 Ok(listener) => drop(

@@ -17,10 +17,10 @@ use crate::liveness::{Liveness, Report};
 use proxy_metrics::{ByCode, Metrics};
 use proxy_source::health;
 
-/// Returns the health paths, for any method: load balancers may use any.
+/// Returns the health paths, for any HTTP method: load balancers may use any.
 ///
-/// Only clients on this host see the `problems`, because these name servers, files and Services.
-/// Problems never change the status code: a node without API server serves as before.
+/// Only clients on this host get the `problems`, because these name servers, files and Services.
+/// Problems never change the status code: without the API server, the node serves as before.
 pub fn router(liveness: Liveness, metrics: Metrics, problems: [health::Health; 2]) -> Router {
     Router::new()
         .route("/healthz", any(healthz))
@@ -40,7 +40,8 @@ struct Health {
     problems: [health::Health; 2],
 }
 
-/// The body, with fields in kube-proxy's order. Clients on this host also get the problems.
+/// The body of an answer, with fields in kube-proxy's order. Only clients on this host get the
+/// problems.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer {
@@ -79,7 +80,7 @@ async fn healthz(State(health): State<Health>, client: Option<Extension<Client>>
     response
 }
 
-/// Reports whether kpx works.
+/// Reports whether desired state is applied in time.
 async fn livez(State(health): State<Health>, client: Option<Extension<Client>>) -> Response {
     let response = answer(&health.liveness.report(), None, health.problems_for(client));
     health
@@ -173,7 +174,7 @@ mod tests {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    /// Returns the body with its times replaced; the times must be in RFC 3339.
+    /// Returns the body with its times, which must be in RFC 3339, replaced.
     fn form(body: &str) -> String {
         let mut text = body.to_owned();
         let value: Value = serde_json::from_str(body).unwrap();

@@ -23,23 +23,24 @@ use proxy_metrics::ServiceReading;
 use proxy_view::history::{Chosen, Failures, Kept, STEP, Traffic};
 use proxy_view::{HistoryView, PortSums, port_sums};
 
-/// The time to the next attempt after a missed point, such as before Services are listed.
+/// The time until the next attempt if no point can be added, as before Services are listed.
 const RETRY: Duration = Duration::from_secs(1);
-/// The oldest count that a point may use: half a step, so that two points never share a count.
+/// The maximum age of a sweep's counts in a point: half a step, so that two points never share
+/// counts.
 const COUNT_AGE: Duration = Duration::from_secs(5);
 
 /// A handle on the history: the sampler writes, the servers read.
 #[derive(Clone, Debug, Default)]
 pub struct History(Arc<Mutex<(Kept, Chosen)>>);
 
-/// The requested Service as `NAMESPACE/NAME`. None: all.
+/// The requested Service as `NAMESPACE/NAME`; `None` for all Services.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Wanted {
     service: Option<String>,
 }
 
 impl History {
-    /// Creates an empty history with series of `service_metrics` Service ports.
+    /// Creates an empty history, with `/metrics` series for up to `service_metrics` Service ports.
     pub(crate) fn reporting(service_metrics: usize) -> Self {
         Self(Arc::new(Mutex::new((
             Kept::default(),
@@ -47,7 +48,7 @@ impl History {
         ))))
     }
 
-    /// Returns the readings of Services as of the last sample.
+    /// Returns the readings of Service ports as of the last point.
     pub(crate) fn service_readings(&self) -> Vec<ServiceReading> {
         self.lock().1.readings()
     }
@@ -57,7 +58,7 @@ impl History {
         self.lock().0.failing().clone()
     }
 
-    /// Returns the stored history of a request. Takes some milliseconds, and delays the sampler.
+    /// Returns the requested part of the history. Takes some milliseconds, and delays the sampler.
     pub(crate) fn view(&self, wanted: &Wanted) -> HistoryView {
         self.lock().0.view(wanted.service.as_deref())
     }
@@ -98,8 +99,8 @@ pub(crate) async fn history(
     answer(view.await.context("build the view of the history"))
 }
 
-/// Adds a point from the traffic of each Service port since the programs were loaded. Runs on its
-/// own thread, so that changes do not wait.
+/// Adds a point with the traffic of each Service port since the programs were loaded. Counts on
+/// another thread, so that the loop does not wait.
 async fn sample(agent: &AgentHandle) -> Result<()> {
     let (snapshot, flows) = agent.flows().await?;
     // A Service that is listed later would otherwise show all its past traffic in one step.

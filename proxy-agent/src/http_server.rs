@@ -30,16 +30,16 @@ use room::Permits;
 
 pub(crate) use room::{Place, Room, files};
 
-/// The accept queue, limited by the kernel's `net.core.somaxconn`: that parameter's default, as in
-/// Go. In a full queue the SYN of a probe is lost, and its retry comes a second later.
+/// The length of the accept queue: the kernel's default limit (`net.core.somaxconn`), as in Go. If
+/// the queue is full, a probe's SYN is lost and retried a second later.
 const BACKLOG: i32 = 4_096;
 /// The place of a connection's client, added to each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Client {
-    /// A process of this process's user, at a Unix socket.
+    /// A process of this process's user, at the Unix socket.
     Own,
-    /// A client in the host's own network namespace. A loopback address proves it, because no
-    /// packet from outside has one.
+    /// A client in the host's own network namespace. Its loopback address proves it: no packet from
+    /// outside has one.
     OnHost,
     #[default]
     Elsewhere,
@@ -48,11 +48,11 @@ pub(crate) enum Client {
 pub(crate) trait RemoteAddr: Debug {
     fn client(&self) -> Client;
 
-    /// Returns the address; None at a Unix socket.
+    /// Returns the client's address; `None` at a Unix socket.
     fn ip(&self) -> Option<IpAddr>;
 
-    /// The longest time in which a client takes none of the written data. None for the operator's
-    /// programs on this host, which may pause.
+    /// The maximum time in which a client reads none of the written data. `None` for local tools at
+    /// the Unix socket, which may pause.
     const PATIENCE: Option<Duration>;
 }
 
@@ -73,7 +73,7 @@ impl RemoteAddr for SocketAddr {
     const PATIENCE: Option<Duration> = Some(WRITE_TIMEOUT);
 }
 
-/// The far end of a Unix socket: its user, if the kernel reports it.
+/// The peer of a Unix socket: its user id, if the kernel reports it.
 #[derive(Debug)]
 pub(crate) struct Peer(Option<u32>);
 
@@ -113,12 +113,13 @@ impl RemoteAddr for Peer {
 /// The time after which a failed address is retried, as in kube-proxy.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The most bytes of a request's header, and of a pending answer. Clients send some hundred bytes.
+/// The maximum number of bytes of a request's header, and of a pending answer. Clients send some
+/// hundred bytes.
 const BUFFER: usize = 16 << 10;
 /// The time limit for the header of a connection's next request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time limit for a client on the network to take some of an answer. Otherwise clients that do
-/// not read would use up the connections.
+/// The time in which a client on the network must read some of an answer. Clients that do not read
+/// would use up the connections.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Serves `router` at an address until dropped. A failure to listen is reported as the problem
@@ -188,8 +189,8 @@ pub(crate) fn nosniff(response: &mut Response) {
         .insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 }
 
-/// Ends the connection after this response. A probe on a kept connection could send its request
-/// just as the connection's header timeout expires, and count that as a failure.
+/// Closes the connection after this response. Otherwise a probe could send its next request just as
+/// the header timeout of the connection expires, and count a failure.
 pub(crate) fn close_after(response: &mut Response) {
     response
         .headers_mut()
@@ -209,7 +210,8 @@ where
     let elsewhere = of(Client::Elsewhere);
     loop {
         tokio::select! {
-            // Waits while the kernel refuses connections, for example for lack of file descriptors.
+            // Retries while the kernel refuses connections, for example without free file
+            // descriptors.
             (stream, peer) = listener.accept() => {
                 let router = match peer.client() {
                     Client::Own => &own,

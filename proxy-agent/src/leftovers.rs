@@ -1,4 +1,4 @@
-//! Removes everything that any kpx has left on a host.
+//! Removes everything that kpx instances have left on a host.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,8 +12,8 @@ use proxy_net::changes::{Changes, Undo, Wanted};
 use proxy_net::filter::{self, Filter};
 use proxy_net::{Handle, anchor, pod_route, rule};
 
-/// Removes all leftovers, and reports each. A failure does not stop the rest. Changes that other
-/// programs have `wanted` stay.
+/// Removes all leftovers, and calls `done` for each. A failure does not stop the rest. Sysctls that
+/// other programs have `wanted` stay.
 pub async fn remove(
     handle: &Handle,
     changes: &Changes,
@@ -22,10 +22,10 @@ pub async fn remove(
     done: &mut dyn FnMut(Undo),
 ) -> Result<()> {
     let removed = &mut |what| done(Undo::Removed(what));
-    // The routes and rules that lead packets to the programs go first.
+    // First the routes and rules that send packets to the programs.
     let routes = remove_routes(handle, removed).await;
     let pins = datapath::remove(bpf_dir, removed);
-    // The list is read before it is deleted, and its error is reported with the deletion.
+    // This read precedes the list's deletion, which reports an unreadable list.
     let made = changes.qdiscs().unwrap_or_default();
     let filters = filters(handle, &made, removed).await;
     let undone = changes.undo(wanted, done).context("change parameters back");
@@ -53,7 +53,7 @@ async fn remove_routes(handle: &Handle, removed: &mut dyn FnMut(String)) -> Resu
     Ok(())
 }
 
-/// Removes the filters of all devices, and kpx's own qdiscs unless other programs use them. A
+/// Removes kpx's filters from all devices, and kpx's own qdiscs unless other programs use them. A
 /// device that vanishes counts as clean.
 async fn filters(
     handle: &Handle,

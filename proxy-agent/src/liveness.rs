@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use crate::choices::Mode;
 use proxy_core::ip_family::IpFamily;
 
-/// The state that the agent's loop writes and the servers read.
+/// The health of this node. The agent's loop writes it and the servers read it.
 ///
-/// A family is unhealthy if a request waits longer than [`Liveness::new`] allows, and healthy for
-/// any time without requests. If the agent hangs in any work, both families are unhealthy.
+/// A family is unhealthy if a request waits longer than [`Liveness::new`] allows, and healthy while
+/// there is no request. If the agent hangs in any work, both families are unhealthy.
 #[derive(Clone, Debug)]
 pub struct Liveness {
     timeout: Duration,
@@ -38,10 +38,10 @@ struct Family {
     queued: Option<Instant>,
 }
 
-/// The state at one moment.
+/// The health at one moment.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The later time of the families.
+    /// The latest time at which either family was up to date.
     pub last_updated: Timestamp,
     /// Set if all families are healthy.
     pub live: bool,
@@ -52,7 +52,7 @@ pub struct Report {
 
 #[derive(Clone, Copy, Debug)]
 pub struct FamilyReport {
-    /// The time when the family was last up to date; at first the agent's start.
+    /// The time when the family was last up to date. At first, the agent's start.
     pub last_updated: Timestamp,
     pub healthy: bool,
 }
@@ -152,7 +152,7 @@ impl Liveness {
     }
 }
 
-/// A token for a work item of the agent. Two can coexist: the loop's, and the work on devices.
+/// A work item of the agent in progress. Two can coexist: the loop's, and the node's.
 #[must_use]
 #[derive(Debug)]
 pub struct Work {

@@ -1,6 +1,6 @@
 //! Ends connections to backends that were lost with their nodes, for Services with the annotation.
-//! The agent's loop publishes the places of endpoints, and this task looks for connections and
-//! queries nodes.
+//! The agent's loop publishes the places of endpoints. This task finds their connections and
+//! queries the API server about the nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -21,15 +21,15 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
-/// The time over which changes of endpoints are gathered.
+/// The time for which changes of endpoints are collected.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The waits between walks while suspects have connections and nothing changes.
+/// The waits between scans while suspects have connections and nothing changes: first and longest.
 const WAIT_MIN: Duration = Duration::from_secs(1);
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Walks through flows, and the computation of places, each take at most 1/20 of the time.
+/// Scans of flows and the computation of places each take at most 1/20 of the time.
 const SHARE: u32 = 20;
 
-/// The agent's end of the channel.
+/// The agent's side of the channel.
 #[derive(Debug)]
 pub struct EndpointPlaces {
     places: watch::Sender<Placements>,
@@ -37,7 +37,7 @@ pub struct EndpointPlaces {
     not_before: Instant,
 }
 
-/// The task's end of the channel.
+/// The task's side of the channel.
 pub struct LostNodesTask {
     places: watch::Receiver<Placements>,
     losses: Losses,
@@ -48,7 +48,7 @@ pub struct LostNodesTask {
     started: Instant,
 }
 
-/// Connects an agent with its task, and the task with a source.
+/// Returns the agent's side, the task, and the task's questions for the source of objects.
 pub fn start(
     flows: &FlowMaps,
     events: &Events,
@@ -77,7 +77,7 @@ pub fn start(
 }
 
 impl EndpointPlaces {
-    /// Notes a pass that took in changes.
+    /// Notes a pass that applied changes.
     pub fn changed(&mut self) {
         self.is_due = true;
     }
@@ -157,8 +157,8 @@ impl LostNodesTask {
             by_node.entry(node.clone()).or_default().insert(*path);
         }
         let nodes = self.nodes.clone();
-        // Nodes whose answers arrive together are handled together, because each end of flows takes
-        // two walks.
+        // Nodes whose answers arrive together are processed together, because to end flows takes
+        // two scans.
         let mut answers = pin!(nodes.ask(by_node.keys().cloned()).ready_chunks(AT_ONCE));
         while let Some(answers) = answers.next().await {
             let mut lost = BTreeMap::new();
@@ -184,13 +184,13 @@ impl LostNodesTask {
         Ok(left.is_empty())
     }
 
-    /// Ends the connections to endpoints of lost nodes, except endpoints that serve again or were
-    /// seen recently: the API server's answer may have taken long.
+    /// Ends the connections to endpoints of lost nodes, except endpoints that serve again or sent
+    /// packets recently: the API server's answer may have taken long.
     async fn end(&mut self, lost: &mut BTreeMap<Path, Shared>) -> Result<Vec<EndedFlow>> {
         self.losses.see(&self.places.borrow());
         lost.retain(|path, node| self.losses.suspects_on(path, node));
         let mut paths: BTreeSet<_> = lost.keys().copied().collect();
-        // A failed walk may have ended some.
+        // A scan that fails may have ended some connections.
         self.losses.were_ended(paths.iter().copied());
         let ended = self.walk(move |flows| {
             let Found { heard, .. } = flows.find(&paths)?;
@@ -210,7 +210,7 @@ impl LostNodesTask {
         work.await.context("look for connections to lost nodes")?
     }
 
-    /// Reports to each Service the number of its connections that ended with each node.
+    /// Reports to each Service how many of its connections ended, for each lost node.
     fn report(&self, lost: &BTreeMap<Path, Shared>, ended: &[EndedFlow]) {
         let mut reported = BTreeMap::<_, (usize, BTreeSet<String>)>::new();
         let open = ended.iter().filter(|flow| !flow.is_half_open);

@@ -19,7 +19,7 @@ use proxy_metrics::{Metrics, TEXT_FORMAT};
 
 /// The answer of `/proxyMode`, where kube-proxy answers `iptables`, `ipvs` or `nftables`.
 const PROXY_MODE: &str = "ebpf";
-/// The longest time that a scrape waits for the agent. After it a scrape has only the kernel's
+/// The maximum time for which a scrape waits for the agent. Later it gets only the kernel's
 /// numbers.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -46,7 +46,6 @@ pub fn configz_router(configz: Value) -> Router {
     Router::new().route("/configz", any(async move || json(&configz)))
 }
 
-/// Returns the path `/metrics`.
 pub fn scrape_router(agent: AgentHandle, metrics: Metrics) -> Router {
     Router::new()
         .route("/metrics", any(scrape))
@@ -68,7 +67,7 @@ async fn scrape(State((agent, metrics)): State<(AgentHandle, Metrics)>) -> Respo
     exposition(metrics.text(readings))
 }
 
-/// Reports only that the process runs, as in all Kubernetes components.
+/// Reports only that the process runs, as all Kubernetes components do.
 async fn healthz(State(metrics): State<Metrics>, RawQuery(query): RawQuery) -> Response {
     metrics.slis.pinged();
     let verbose = query.is_some_and(|query| {

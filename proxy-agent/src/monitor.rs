@@ -35,20 +35,19 @@ pub(crate) use filter::Filter;
 use past::{Past, Place};
 pub(crate) use proxy_view::limit::Limit;
 
-/// The number of events that a watcher may lag behind; a slower watcher loses events.
+/// The number of events by which a watcher may lag. A slower watcher loses events.
 const BEHIND: usize = 8_192;
-/// The most records forwarded at a time. The agent's loop shares the thread, and a flood brings
-/// records without end.
+/// The maximum number of records forwarded at a time. The agent's loop shares the thread, and a
+/// flood brings endless records.
 const BATCH: usize = 256;
 /// The time between two reads of the programs' count of lost records.
 const LOST_PERIOD: Duration = Duration::from_secs(1);
 
-/// The registry of watchers.
 #[derive(Clone, Debug)]
 pub struct Watchers {
     events: broadcast::Sender<Arc<Event>>,
     number: watch::Sender<usize>,
-    /// The past events; None unless enabled.
+    /// The past events; `None` unless enabled.
     past: Arc<Mutex<Option<Past>>>,
 }
 
@@ -67,7 +66,7 @@ struct Wanted {
     follow: Option<bool>,
 }
 
-/// A token that counts as a watcher while it lives.
+/// Counts as a watcher while it exists.
 struct Watcher(watch::Sender<usize>);
 
 impl Drop for Watcher {
@@ -89,8 +88,8 @@ impl Watchers {
         }
     }
 
-    /// Forwards the programs' records to the watchers, and records only while there are watchers.
-    /// Returns only on failure.
+    /// Forwards the programs' records to the watchers. The programs write records only while there
+    /// are watchers. Returns only on failure.
     pub async fn serve(&self, monitor: Monitor) -> Result<()> {
         #[expect(
             deprecated,
@@ -135,7 +134,7 @@ impl Watchers {
         }
     }
 
-    /// Forwards some records. Returns true if there may be more.
+    /// Forwards some records. Returns true if more may be pending.
     fn hand_on(&self, monitor: &mut Monitor) -> bool {
         for _ in 0..BATCH {
             let Some(record) = monitor.record() else {
@@ -148,8 +147,7 @@ impl Watchers {
         true
     }
 
-    /// Sends an event to the watchers, and stores it if the past is kept. Without either, the event
-    /// is dropped.
+    /// Sends an event to the watchers, and stores it if past events are kept.
     pub(crate) fn report(&self, event: Event) {
         let event = Arc::new(event);
         let mut past = self.past();
@@ -222,9 +220,9 @@ fn line(event: &Event) -> Option<Bytes> {
 struct Reader {
     watchers: Watchers,
     follows: bool,
-    /// The position in the past; None after the end of the past.
+    /// The position in the past events; `None` after their end.
     place: Option<Place>,
-    /// Past events about to be sent. There are few, because a client may stop reading.
+    /// Past events about to be sent. They are few, because a client may stop reading.
     batch: vec::IntoIter<Arc<Event>>,
     feed: Option<Feed>,
 }
@@ -240,7 +238,7 @@ impl Reader {
         }
     }
 
-    /// Takes the next past events, or begins to follow.
+    /// Reads the next past events, or begins to follow.
     fn go_on(&mut self) {
         let past = self.watchers.past();
         let (Some(place), Some(past)) = (&mut self.place, &*past) else {
@@ -249,7 +247,7 @@ impl Reader {
         self.batch = past.next(place, BATCH).into_iter();
         if self.batch.len() == 0 {
             self.place = None;
-            // The lock on the past excludes events between the past and the feed.
+            // The lock excludes an event between the past events and the feed.
             self.feed = self.follows.then(|| self.watchers.feed());
         }
     }
@@ -262,7 +260,7 @@ pub(crate) struct Feed {
 }
 
 impl Feed {
-    /// Returns the next event; None at the end of the agent. Cancel-safe.
+    /// Returns the next event; `None` at the end of the agent. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<Arc<Event>> {
         match self.events.recv().await {
             Ok(event) => Some(event),

@@ -1,5 +1,5 @@
-//! Serves the cluster's names to programs of this machine, and configures systemd-resolved to use
-//! them.
+//! Serves the cluster's names to local processes by DNS, and configures systemd-resolved to use
+//! this server.
 
 use std::convert::Infallible;
 use std::fs;
@@ -19,27 +19,27 @@ use proxy_dns::{Cluster, Known, Server, Wanted, Zone};
 use proxy_net as net;
 use proxy_view::status::NamesStatus;
 
-/// The wait before another attempt to listen, and between checks of the anchor's device.
+/// The wait before another attempt to listen, and between checks of systemd-resolved's settings.
 const RETRY: Duration = Duration::from_secs(10);
 /// The time after which systemd-resolved is configured again without a visible need.
 const AGAIN: Duration = Duration::from_secs(900);
-/// The same if systemd-resolved's state is not visible.
+/// The time after which systemd-resolved is configured again if its settings are not visible.
 const AGAIN_UNSEEN: Duration = Duration::from_secs(60);
-/// The folder in which systemd-resolved keeps a device's settings for its own next start.
+/// The directory in which systemd-resolved stores a device's settings for its own next start.
 const KEPT: &str = "/run/systemd/resolve/netif";
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The address that serves the cluster's names.
+/// The address and domain of the DNS server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamesOptions {
     pub address: SocketAddr,
     pub zone: Zone,
 }
 
-/// The state of the names for `kpx status`.
+/// The state of the DNS server for `kpx status`.
 pub type NamesState = watch::Receiver<NamesStatus>;
 
-/// Creates the server of names, if enabled, and its state.
+/// Returns the DNS server, if enabled, and its state.
 pub(crate) fn start(
     options: Option<NamesOptions>,
     agent: &AgentHandle,
@@ -82,8 +82,8 @@ impl Names {
         )
     }
 
-    /// Serves for as long as kpx runs. Connections do not need names, so a failure is only
-    /// reported.
+    /// Serves for as long as kpx runs. A failure is only reported, because connections do not need
+    /// names.
     async fn run(self) -> Infallible {
         let cluster = AgentsCluster(self.agent.clone());
         let mut reported = None;
@@ -114,8 +114,8 @@ impl Names {
         }
     }
 
-    /// Configures systemd-resolved to query kpx for names of the domain, on the anchor's far
-    /// device, which no route uses. The setting ends with the device.
+    /// Makes systemd-resolved query kpx for names of the domain, by settings of the anchor's peer
+    /// device, which no route uses. The settings are removed with the device.
     async fn report_resolved(&self) -> Infallible {
         let mut reported = None;
         let mut last: Option<Setting> = None;
@@ -130,7 +130,7 @@ impl Names {
                 continue;
             };
             // systemd-resolved may start later, and other programs may change its settings. A new
-            // pair is configured at once.
+            // device is configured at once.
             if last
                 .as_ref()
                 .is_some_and(|last| last.holds(device, kept(device)))
@@ -170,7 +170,7 @@ impl Names {
         if !is_of_this_machine()? {
             bail!("this network namespace is not the machine's own");
         }
-        // systemd-resolved uses no device without an address (resolved-link.c).
+        // systemd-resolved ignores devices without an address (resolved-link.c).
         net::anchor::address_far_end(&self.netlink, device).await?;
         let NamesOptions { address, zone } = &self.options;
         // systemd-resolved would send every name to a device with a server and no domain, so the
@@ -179,7 +179,7 @@ impl Names {
         let address = address.to_string();
         let settings: [&[&str]; 6] = [
             &["domain", net::anchor::PEER, &domain],
-            // The device must send no packet, and kpx neither signs nor encrypts.
+            // The device must send no LLMNR or mDNS, and kpx supports neither DNSSEC nor TLS.
             &["llmnr", net::anchor::PEER, "no"],
             &["mdns", net::anchor::PEER, "no"],
             &["dnssec", net::anchor::PEER, "no"],
@@ -188,7 +188,7 @@ impl Names {
         ];
         for setting in settings {
             if let Err(error) = resolvectl(setting).await {
-                // A part that was set before the failure would be half a setting.
+                // Settings that were made before the failure must not stay alone.
                 let _ = resolvectl(&["revert", net::anchor::PEER]).await;
                 return Err(error);
             }
@@ -200,7 +200,7 @@ impl Names {
 /// The last settings of systemd-resolved, as far as visible.
 struct Setting {
     device: u32,
-    /// The stored form; None if it was refused or is not stored.
+    /// The stored settings; `None` if systemd-resolved refused or did not store them.
     kept: Option<Vec<u8>>,
     at: Instant,
 }
@@ -224,8 +224,8 @@ fn kept(device: u32) -> Option<Vec<u8>> {
     fs::read(format!("{KEPT}/{device}")).ok()
 }
 
-/// Returns true if the system's systemd-resolved sees the same devices as this process. In another
-/// network namespace a device's index means another device.
+/// Returns true if systemd-resolved has the same devices as this process. In another network
+/// namespace the index of a device means another device.
 fn is_of_this_machine() -> Result<bool> {
     match fs::read_link("/proc/1/ns/net") {
         Ok(of_init) => Ok(of_init == net::namespace()?),

@@ -70,21 +70,21 @@ pub struct Node {
     bypass_flows: BypassFlows,
     /// The rules' state that `fast_path` was evaluated for.
     judged_rules: JudgedRules,
-    /// Set while a new device of a pod waits for an evaluation of the rules.
+    /// Set while the rules are not yet evaluated for a pod's new device.
     judges_pods: bool,
     /// Set in host mode.
     host_mode: Option<HostMode>,
     /// The desired state of this node as of the last sync.
     synced_node: SyncedNode,
-    /// The repairs since the last query.
+    /// The repairs since the last [`Node::take_repairs`].
     repairs: Repairs,
     relapses: Relapses,
     refusals: Vec<String>,
 }
 
 impl Node {
-    /// Creates the anchor. Devices get their programs in [`Node::on_links`]. `watched` receives the
-    /// networks for the watch on routes.
+    /// Creates the anchor. [`Node::on_links`] attaches programs to the devices. `watched` receives
+    /// the networks for the watch on routes.
     pub async fn start(
         options: NodeOptions,
         handle: Handle,
@@ -105,7 +105,7 @@ impl Node {
         }
         let rows = NodeRows::new(maps)?;
         let mut node = Self {
-            // A host in mode `host` has no pods to detect, and no Node object with their networks.
+            // In host mode the host has no pods to detect, and no Node object with their networks.
             detection: if is_node {
                 Detection::new(options.detector.clone())
             } else {
@@ -141,7 +141,7 @@ impl Node {
         self.programs.attachments.detach_all();
     }
 
-    /// Removes rules, routes and anchor, including those of earlier processes.
+    /// Removes rules, routes and anchor, including those of earlier runs.
     pub async fn clean(handle: &Handle) -> Result<()> {
         let rules = rule::remove(handle).await.context("remove the rules");
         let pod_routes = pod_route::remove(handle)
@@ -168,12 +168,12 @@ impl Node {
         &self.programs.attachments
     }
 
-    /// Returns true once the devices have been listed. Until then only the anchor has programs.
+    /// Returns true once the devices are listed. Until then only the anchor has programs.
     pub fn knows_devices(&self) -> bool {
         self.devices.are_known()
     }
 
-    /// Returns the addresses in use: one per family at most.
+    /// Returns the addresses in use: at most one per family.
     pub fn addresses(&self) -> Vec<IpAddr> {
         self.rows.addresses()
     }
@@ -183,7 +183,7 @@ impl Node {
         self.devices.addresses()
     }
 
-    /// Returns the addresses whose packets the host keeps, with the device of each.
+    /// Returns the addresses of devices without a network behind them, with the device of each.
     pub fn kept_addresses(&self) -> BTreeMap<IpAddr, String> {
         self.devices.kept_addresses()
     }
@@ -192,8 +192,8 @@ impl Node {
         &self.options
     }
 
-    /// Returns the addresses to listen on for a service that node port addresses serve. The
-    /// unspecified address stands for all of its family.
+    /// Returns the addresses to listen on for a server at the node port addresses. The unspecified
+    /// address stands for its whole family.
     pub fn listen_addresses(&self) -> BTreeSet<IpAddr> {
         self.options.node_ports.listen_on(
             self.own_addresses(),
@@ -221,7 +221,7 @@ impl Node {
         self.fast_path.to_string()
     }
 
-    /// Returns true while connections of pods may skip the stack from their first packet on.
+    /// Returns true while connections of pods may bypass the stack from their first packet on.
     pub fn opens_bypass_connections(&self) -> bool {
         self.rows.has_bare_pods() && self.fast_path.opens_flows()
     }
@@ -240,7 +240,7 @@ impl Node {
         self.host_mode.iter_mut().for_each(HostMode::routes_changed);
     }
 
-    /// Takes in the kernel's events about devices. A burst costs little more than a single change.
+    /// Processes the kernel's events about devices. A burst costs little more than a single event.
     pub async fn on_links(
         &mut self,
         events: impl IntoIterator<Item = LinkEvent>,
@@ -257,8 +257,8 @@ impl Node {
             self.devices.ask_for_routes(&self.handle).await;
         }
         let judged_again = self.judge_for_devices(&judged_names).await;
-        // The programs' map has a device before the device has programs. A failing part must not
-        // stop the other parts.
+        // A device enters the programs' map before it gets programs. A failed part must not stop
+        // the other parts.
         let written = self.write_devices();
         self.programs.attach(&self.devices, health);
         let judged = if listed {
@@ -295,7 +295,7 @@ impl Node {
         let routed = self
             .update_routes(listed || lost || is_new_anchor, health)
             .await;
-        // A change that follows an address or the anchor does not come from another program.
+        // After a change of an address or of the anchor, kpx itself changes routes.
         if let Ok(changed) = routed
             && listed
             && before == (self.devices.addresses_up(), self.anchor())
@@ -320,7 +320,7 @@ impl Node {
         ])
     }
 
-    /// Looks up the backends that this host reaches, in host mode.
+    /// Looks up which backends this host reaches, in host mode.
     pub async fn query_routes(&mut self, desired: &mut Desired, health: &Health) -> Result<()> {
         let Some(host_mode) = self.host_mode.as_mut().filter(|_| self.devices.are_known()) else {
             return Ok(());
@@ -336,11 +336,11 @@ impl Node {
         Ok(())
     }
 
-    /// Takes in the facts that the node needs before it serves. Returns false while facts are
-    /// missing, and an error if the agent must restart.
+    /// Reads the facts that the node needs before it serves. Returns false while facts are missing,
+    /// and an error if the agent must restart.
     pub fn before_sync(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
-        // Before devices are known, no node counts as a neighbour: routes to pods would be removed
-        // and made again, and the node would lose its address.
+        // While devices are unknown, no node counts as a neighbour and this node has no address:
+        // routes to pods would be removed and made again.
         if (self.is_host_mode() || self.rows.is_inherited()) && !self.knows_devices() {
             return Ok(false);
         }
@@ -371,8 +371,8 @@ impl Node {
         Ok(true)
     }
 
-    /// Takes in the cluster's objects after a sync; `written` is set if all frontends are in the
-    /// maps. Returns true if [`Node::follow`] has work, with the result of the work done here.
+    /// Takes over the cluster's objects after a sync; `written` is set if all frontends are in the
+    /// maps. Returns true if [`Node::follow`] has work, and the result of the work done here.
     pub fn on_sync(&mut self, desired: &Desired, written: bool) -> (bool, Result<()>) {
         let given = &self.options.service_cidrs;
         let cidrs = if given.is_empty() {
@@ -387,8 +387,8 @@ impl Node {
         if let Some(host_mode) = &mut self.host_mode {
             host_mode.log(desired);
         }
-        // The programs drop packets into these ranges without a frontend. So the frontends, and the
-        // other networks in the ranges, come first.
+        // The programs drop packets to addresses in these ranges that have no frontend. So the
+        // frontends and the shared networks are written first.
         (
             is_due,
             if written && self.ranges.routes.is_some() {
@@ -400,7 +400,7 @@ impl Node {
         )
     }
 
-    /// Brings addresses, routes and rules up to date with the last sync. May wait for RTNL.
+    /// Updates addresses, routes and rules to the state of the last sync. May wait for RTNL.
     pub async fn follow(&mut self, health: &Health) -> Result<()> {
         let updated = self.update_addresses().await;
         let read = if self.ranges.routes.is_some() {
@@ -432,8 +432,7 @@ impl Node {
         Ok(())
     }
 
-    /// Restores the anchor. Returns true after any change, because routes may have been lost with
-    /// it.
+    /// Restores the anchor. Returns true after any change, because the anchor's routes may be lost.
     async fn fit_anchor(&mut self, listed: bool) -> Result<bool> {
         let Some(anchor_state) = self.anchor.fit(self.devices.links(), listed).await? else {
             return Ok(false);
@@ -456,10 +455,10 @@ impl Node {
         Ok(true)
     }
 
-    /// Brings service routes and rules up to date. `verify` reads the kernel's state first.
+    /// Updates service routes and rules. With `verify`, reads the kernel's state first.
     async fn update_routes(&mut self, verify: bool, health: &Health) -> Result<RouteChanges> {
-        // No change before the first sync: no packet may reach the anchor before frontends exist. A
-        // predecessor's routes lead to Services that will exist again.
+        // No change before the first sync: no packet may reach the anchor before frontends exist.
+        // The routes of an earlier agent belong to Services that will exist again.
         let Some(desired_node) = self.synced_node.desired_node() else {
             return Ok(RouteChanges::default());
         };
@@ -468,8 +467,7 @@ impl Node {
         if !self.knows_devices() {
             return Ok(RouteChanges::default());
         }
-        // No change before the pass that takes in the other networks in the ranges. It follows at
-        // once.
+        // No change before the pass that takes over the shared networks. That pass follows at once.
         if self.ranges.routes.is_some() && desired_node.shared != self.ranges.known_shared() {
             return Ok(RouteChanges::default());
         }
@@ -525,7 +523,7 @@ impl Node {
                 .into_iter()
                 .flat_map(|node| &node.node_addresses),
         );
-        // This look-up lists all routes, so a named address replaces it.
+        // This look-up lists all routes, so a preferred address replaces it.
         let named = preferred.iter().any(|ip| A::from_ip(*ip).is_some());
         let default_route = if named {
             None

@@ -1,5 +1,5 @@
-//! Maintains the pods with socket load balancing. The agent's loop selects them, and this task
-//! finds their cgroups.
+//! Maintains the rows of pods with socket load balancing. The agent's loop selects the pods, and
+//! this task finds their cgroups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-/// The time over which changes of pods are gathered.
+/// The time for which changes of pods are collected.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The first wait for a missing cgroup. The longest is the sync period.
 const RETRY_MIN: Duration = Duration::from_millis(500);
 
 type Uids = BTreeSet<Box<str>>;
 
-/// The agent's end of the channel.
+/// The agent's side of the channel.
 #[derive(Debug)]
 pub struct SelectedPods {
     wanted: watch::Sender<Option<Uids>>,
@@ -29,13 +29,13 @@ pub struct SelectedPods {
 /// The results of the last search.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The rows of the selected pods.
+    /// The rows of the selected pods, by the pod's uid.
     pub rows: BTreeMap<Box<str>, PodRow>,
     /// The reason why the search failed.
     pub error: Option<String>,
 }
 
-/// The task's end of the channel.
+/// The task's side of the channel.
 pub struct PodSocketsTask {
     sockets: PodSockets,
     wanted: watch::Receiver<Option<Uids>>,
@@ -78,7 +78,7 @@ impl SelectedPods {
     }
 }
 
-/// Runs the task, which ends only with a panic of its search; waits for ever without a task.
+/// Runs the task, which ends only if its search panics. Never returns if there is no task.
 pub async fn run(task: Option<PodSocketsTask>) -> Result<()> {
     match task {
         Some(task) => task.run().await,

@@ -1,4 +1,4 @@
-//! Restricts this process's privileges to those that serving needs.
+//! Restricts this process to the privileges that serving needs.
 
 use anyhow::{Context, Result, bail};
 use caps::{CapSet, Capability, CapsHashSet};
@@ -19,8 +19,8 @@ pub fn demand() -> Result<()> {
     Ok(())
 }
 
-/// Drops all capabilities except the needed ones and `more`, and all means to gain any, for this
-/// process and its children. An error names the missing capabilities.
+/// Drops all capabilities except the needed ones and `more`, for this process and its children, so
+/// that none can regain them. An error names the missing capabilities.
 ///
 /// The process must have only one thread, because each thread has its own capabilities.
 pub fn confine(more: &[Capability]) -> Result<()> {
@@ -64,7 +64,7 @@ fn kept(permitted: &CapsHashSet, more: &[Capability]) -> CapsHashSet {
     needed.chain(more.iter().copied()).collect()
 }
 
-/// Raises the limit on locked memory: before Linux 5.11 maps use locked memory. This needs
+/// Raises the limit on locked memory, which maps use before Linux 5.11. This needs
 /// CAP_SYS_RESOURCE, which is dropped later.
 fn raise_memory_limit() {
     if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {

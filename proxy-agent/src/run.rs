@@ -55,10 +55,10 @@ use proxy_source::journal::Journal;
 pub use outside::OutsideStates;
 pub use prepare::{Prepared, prepare};
 
-/// The most inputs and device events that wait for the agent.
+/// The maximum number of inputs, and of device events, that wait for the agent.
 const QUEUE: usize = 4_096;
 
-/// Runs until a signal asks to stop, or until a failure that a restart may mend.
+/// Runs until a stop signal, or until a failure that a restart may fix.
 ///
 /// ```text
 /// prepared ─▶ take_over ─▶ Datapath ─┐
@@ -109,7 +109,7 @@ pub async fn run(settings: Settings, object: &[u8], prepared: Prepared) -> Resul
     Ok(())
 }
 
-/// Returns true if an API server has a Node object of this host.
+/// Returns true if this host is a node of an API server's cluster.
 fn is_cluster_node(settings: &Settings) -> bool {
     settings.mode == Mode::Node && matches!(settings.source, Source::Kubernetes(_))
 }
@@ -248,7 +248,7 @@ async fn work(
         &host.netlink,
     )
     .await?;
-    // Outside the cluster a Node object of the same name is not this host's.
+    // Outside the cluster, a Node object with this host's name belongs to another machine.
     let own_node = (mode == Mode::Node).then(|| node_name.clone());
     let desired = desired_in(&datapath.loaded, own_node.clone(), model);
     let fast_path = skips_stack.then(|| FastPathWatch {
@@ -371,7 +371,7 @@ fn desired_in(loaded: &Loaded, node_name: Option<String>, options: ModelOptions)
         .within(Room::of(&loaded.max_entries))
 }
 
-/// Detaches programs that would end with this process, so that they end in order.
+/// Detaches the programs if they would end with this process, else leaves them to the next agent.
 async fn leave(agent: Agent, cleans_up: &Cell<bool>) -> Result<()> {
     if agent.persistence_kind() == PersistenceKind::Nothing {
         cleans_up.set(true);
@@ -403,7 +403,7 @@ async fn clean_up(host: &Host) -> Result<()> {
 }
 
 /// Runs the optional tasks: aborts stale sockets, translates sockets of pods, ends connections to
-/// lost nodes, serves names and the tunnel. Also announces the end of the start, and keeps the history.
+/// lost nodes, serves names and the tunnel, announces the end of the start, keeps the history.
 async fn tend(
     stale: Option<StaleSockets>,
     pods: Option<PodSocketsTask>,
@@ -460,8 +460,8 @@ impl Signals {
     }
 }
 
-/// Sets conntrack's sysctls and reserves source ports. A failure is only logged: the node is served
-/// all the same.
+/// Sets conntrack's sysctls and reserves source ports. Only logs a failure: the node is served
+/// without them.
 fn set_parameters(conntrack: &Conntrack, changes: &Changes, events: &Events) {
     conntrack::sysctl::apply(conntrack, changes, events);
     if let Err(error) = changes.reserve_ports() {
@@ -481,8 +481,8 @@ fn measure_programs() -> Result<OwnedFd> {
     stats.inspect_err(|error| warn!(error = format!("{error:#}"), "programs are not measured"))
 }
 
-/// Raises the limit on open files: two links per device are two open files, and the usual limit is
-/// 1,024.
+/// Raises the limit on open files: each device has two links, each an open file, and the usual
+/// limit is 1,024.
 fn raise_file_limit() -> Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit on open files")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("raise the limit on open files")

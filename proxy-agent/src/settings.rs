@@ -25,15 +25,15 @@ pub struct Settings {
     pub model: ModelOptions,
     /// `None`: TCX if the kernel supports it, otherwise clsact.
     pub attach: Option<Mechanism>,
-    /// The folder of the agent's socket.
+    /// The directory of the agent's socket.
     pub run_dir: PathBuf,
     /// The id of the group that may connect to the socket; `None`: root alone.
     pub socket_group: Option<u32>,
-    /// The folder in which maps and links outlive the agent.
+    /// The directory in which maps and links outlive the agent.
     pub bpf_dir: PathBuf,
     /// True if the agent removes everything from this host when it ends.
     pub cleanup_on_exit: bool,
-    /// The address of `/healthz` and `/livez`; None disables them.
+    /// The address of `/healthz` and `/livez`; `None` disables them.
     pub healthz_address: Option<SocketAddr>,
     /// The address of `/metrics` and related paths; `None` disables them.
     pub metrics_address: Option<SocketAddr>,
@@ -50,10 +50,9 @@ pub struct Settings {
     /// The period after which refused writes are retried. The node is unhealthy once a request has
     /// waited for twice the period.
     pub sync_period: Duration,
-    /// The minimum time between two syncs.
     pub min_sync_period: Duration,
     pub conntrack: Conntrack,
-    /// Time limit for the Node object.
+    /// The maximum wait for the Node object.
     pub node_timeout: Duration,
     /// The OOM score of this process; `None` leaves it unchanged.
     pub oom_score_adj: Option<i32>,
@@ -63,7 +62,7 @@ pub struct Settings {
     pub sizes: Sizes,
     /// Socket load balancing; `None` disables it.
     pub sockets: Option<SocketOptions>,
-    /// The name server; `None` disables it.
+    /// The DNS server; `None` disables it.
     pub names: Option<NamesOptions>,
     /// The API server for TCP connections to unreachable pods; `None` disables the tunnel.
     pub tunnel: Option<kubernetes::Options>,
@@ -71,6 +70,6 @@ pub struct Settings {
     pub cgroup_root: Option<PathBuf>,
     /// The networks of IPVS virtual servers that are not kube-proxy's.
     pub ipvs_excluded: Vec<IpNet>,
-    /// The files that the settings were read from.
+    /// The files from which the settings were read.
     pub files: Files,
 }

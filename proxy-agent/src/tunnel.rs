@@ -1,7 +1,7 @@
-//! Forwards connections of this machine's programs to unreachable pods through the API server.
+//! Forwards connections of local processes to unreachable pods through the API server.
 //!
-//! The datapath sends such a connection to a socket of kpx on this machine, the only backend of the
-//! Service port. The flow table names the Service. So one socket of each family serves all
+//! The datapath sends such a connection to a socket of kpx on this machine, as the only backend of
+//! the Service port. The flow table names the Service. So one socket of each family serves all
 //! Services, and a connection without a local flow is refused.
 
 mod listen;
@@ -29,9 +29,9 @@ use tracing::{debug, info, warn};
 
 use crate::control::AgentHandle;
 
-/// The most streams at once. Later connections wait in the accept queue.
+/// The maximum number of streams. Further connections wait in the accept queue.
 const STREAMS: usize = 256;
-/// The pods that are tried for one connection.
+/// The maximum number of pods that are tried for one connection.
 const TRIES: usize = 3;
 /// The time between checks of the tunnel's own addresses.
 const LOOK: Duration = Duration::from_secs(10);
@@ -64,7 +64,7 @@ struct Shared {
 }
 
 impl Tunnel {
-    /// Listens if enabled, and enters the addresses in `routes`.
+    /// Listens if the tunnel is enabled, and writes its addresses into `routes`.
     pub(crate) async fn start(
         options: Option<Options>,
         routes: Option<&mut Arc<HostRoutes>>,
@@ -123,7 +123,7 @@ impl Tunnel {
                 }
                 Some(_) = open.join_next() => {}
                 () = sleep(LOOK) => {
-                    // The device may be new, without the addresses.
+                    // The anchor may be new and not yet have the addresses.
                     match anchor::address_listeners(&netlink).await {
                         Ok(()) => shared.clear(None),
                         Err(error) => shared.fail(None, format!("{error:#}")),
@@ -142,7 +142,8 @@ pub(crate) async fn serve(tunnel: Option<Tunnel>) -> Infallible {
 }
 
 impl Shared {
-    /// Forwards one connection to a pod until its end. A failure resets it.
+    /// Forwards one connection to a pod until the connection ends. Resets the connection on
+    /// failure.
     async fn lead(self: Arc<Self>, stream: TcpStream, client: SocketAddr) {
         let wanted = self.wanted(&stream, client).await;
         let (flow, service, pod) = match wanted {
@@ -173,7 +174,7 @@ impl Shared {
         match ended {
             Ok(()) => self.clear(Some(&service)),
             Err(error) => {
-                // Clients may reset their connections.
+                // Clients may reset their connections, which is no failure.
                 if error.downcast_ref::<std::io::Error>().is_none() {
                     self.fail(Some(&service), format!("pod {pod}: {error:#}"));
                 }
@@ -182,7 +183,8 @@ impl Shared {
         }
     }
 
-    /// Returns the pods for a connection. None without a flow of this machine.
+    /// Returns the flow of a connection and its candidate pods; `None` if this machine has no such
+    /// flow.
     async fn wanted(
         &self,
         stream: &TcpStream,
@@ -198,7 +200,7 @@ impl Shared {
         Ok(Some((flow, wanted)))
     }
 
-    /// Opens a stream to a random pod of the Service, as backends are chosen.
+    /// Opens a stream to a pod of the Service. Pods are tried in random order.
     async fn open(&self, Tunnelled { mut pods, .. }: Tunnelled) -> Result<(String, PodStream)> {
         pods.shuffle(&mut rand::rng());
         let mut failed = anyhow::anyhow!("no pods");
@@ -216,7 +218,7 @@ impl Shared {
         Err(failed)
     }
 
-    /// Counts a stream. The status lock orders the counts of all streams.
+    /// Counts a new stream. The status lock makes the counts of concurrent streams consistent.
     fn count(&self) {
         self.status.send_modify(|status| {
             status.opened += 1;
@@ -233,7 +235,7 @@ impl Shared {
             .send_if_modified(|status| clear(status, service));
     }
 
-    /// Notes a failure, and logs it if it differs from the last.
+    /// Notes a failure, and logs it unless it equals the last failure.
     fn fail(&self, service: Option<&ObjectName>, why: String) {
         let service = service.map(ObjectName::to_string);
         let last = self
@@ -253,8 +255,8 @@ impl Shared {
     }
 }
 
-/// Clears the failure of a Service whose stream ended well, and any failure without a Service.
-/// Returns false if neither existed.
+/// Clears the failure of a Service whose stream ended well, and a failure of no Service. Returns
+/// false if there was no such failure.
 fn clear(status: &mut TunnelStatus, service: Option<&ObjectName>) -> bool {
     let service = service.map(ObjectName::to_string);
     let is_past =
@@ -262,14 +264,15 @@ fn clear(status: &mut TunnelStatus, service: Option<&ObjectName>) -> bool {
     status.failure.take_if(is_past).is_some()
 }
 
-/// Waits until no process has the client's socket. The client's FIN only ends its own direction.
+/// Waits until no process has the client's socket. A FIN does not show that: the client may still
+/// read.
 async fn is_gone(
     TranslatedFlow {
         client, frontend, ..
     }: TranslatedFlow,
 ) {
     let mut wait = GONE_MIN;
-    // The kernel may load a module within the call.
+    // The kernel may load a module during the call.
     while on_own_thread(has_owner(client, frontend))
         .await
         .unwrap_or(true)
@@ -279,11 +282,12 @@ async fn is_gone(
     }
 }
 
-/// Returns true if a process has the client's socket. Without an answer, the pod ends the stream.
+/// Returns true if a process has the client's socket. If unknown, the stream lasts until the pod
+/// ends it.
 async fn has_owner(client: SocketAddr, frontend: SocketAddr) -> bool {
     match sock_diag::has_owner(client, frontend).await {
         Ok(Some(has_owner)) => has_owner,
-        // The kernel may be unable to look up a single socket. A list of many sockets takes long.
+        // The kernel may be unable to look up a single socket. To list all sockets takes longer.
         answer => {
             debug!(?answer, %client, "the kernel names no such socket");
             listeners::has_owner(client, frontend).unwrap_or(true)

@@ -1,9 +1,9 @@
-//! The web page, which shows the node's state in a browser. The page is served beside the metrics
-//! if the operator asks for it.
+//! The web page, which shows the node's state in a browser. If the operator enables it, the metrics
+//! address serves it.
 //!
-//! The page only reads. No other site may read its data: neither by a name that resolves to this
-//! server, nor by a script, nor in a frame. What costs the agent more than a look at its state is
-//! for the page alone, in a browser that reaches this host by loopback.
+//! The page only reads. No other site may read its data: neither through a name that resolves to
+//! this server, nor by a script, nor in a frame. Requests that cost the agent more than a read of
+//! its state must come from the page, in a browser that reaches this host by loopback.
 
 mod assets;
 mod events;
@@ -31,7 +31,6 @@ use crate::monitor::Watchers;
 use proxy_trace::{meaning, remedy};
 use room::Rooms;
 
-/// The sources of the page's data.
 #[derive(Clone)]
 pub struct Sources {
     pub agent: AgentHandle,
@@ -50,7 +49,6 @@ impl Sources {
     }
 }
 
-/// The state of the router.
 #[derive(Clone)]
 struct Page {
     sources: Sources,
@@ -63,8 +61,8 @@ impl FromRef<Page> for AgentHandle {
     }
 }
 
-/// Returns `/ui/` and the paths below it. A request must name the server by an address, as
-/// localhost or as `node_name`.
+/// Returns `/ui/` and the paths below it. The host of a request must be an address, localhost or
+/// `node_name`.
 pub fn router(sources: Sources, node_name: &str) -> Router {
     let costly = Router::new()
         .route("/ui/api/events", get(events::events))
@@ -104,14 +102,14 @@ async fn options(State(agent): State<AgentHandle>) -> Response {
     answer(agent.status().await.map(|status| named_options(&status)))
 }
 
-/// A reason why a packet is not translated, with the verdict: what `kpx explain` says.
+/// A reason why a packet is not translated, with its verdict, as in `kpx explain`.
 #[derive(Serialize)]
 struct ReasonView {
     name: &'static str,
     /// The verdict: `pass`, `drop` or `reject`.
     verdict: &'static str,
     meaning: &'static str,
-    /// The next steps of an operator, a sentence each.
+    /// The operator's next steps, each a sentence.
     remedy: &'static [&'static str],
 }
 

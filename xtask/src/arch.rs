@@ -1,4 +1,4 @@
-//! The architectures of releases, and the tools for building the foreign one.
+//! The architectures of releases, and the tools to build for a foreign architecture.
 
 use std::env::consts;
 use std::process::Command;
@@ -99,7 +99,7 @@ impl Arch {
             .collect()
     }
 
-    /// Sets a cargo command to build for this architecture, with the kernel programs of `object`.
+    /// Makes a cargo command build for this architecture, with the kernel programs of `object`.
     pub(crate) fn choose(self, cargo: &mut Command, object: &std::path::Path) {
         let triple = self.triple();
         let compiler = self.compiler();

@@ -13,7 +13,7 @@ const PACKAGE: &str = "axe-core@4.14.1";
 /// The script that a page runs.
 const FILE: &str = "package/axe.min.js";
 
-/// Installs axe-core if it is missing. Without it only the tests of the web page fail.
+/// Installs axe-core if it is missing. On failure, only the tests of the web page fail.
 pub(crate) fn ensure() -> Option<PathBuf> {
     own()
         .inspect_err(|error| {

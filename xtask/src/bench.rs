@@ -23,7 +23,7 @@ const SCALE: &str = "scale";
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let results = workspace::target_dir()?.join("bench");
-    // The benchmark runs as root; the folder stays the user's.
+    // The benchmark runs as root; the directory stays the user's.
     fs::create_dir_all(&results).with_context(|| format!("create {}", results.display()))?;
     match args.split_first() {
         Some((section, args)) if section == ICOUNT => count(args, &results),

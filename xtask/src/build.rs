@@ -1,4 +1,4 @@
-//! Builds the kernel programs, then kpx, which embeds them.
+//! Builds the kernel programs, then kpx, which contains them.
 
 use std::env::consts::ARCH;
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use crate::step::step;
 use crate::{shell, verify, workspace};
 
 const TARGET: &str = "bpfel-unknown-none";
-/// The object of the kernel programs in the target directory, where a build script looks for it.
+/// The object of the kernel programs in the target directory, where build scripts look for it.
 const OBJECT: &str = "kpx.bpf.o";
 
 #[derive(clap::Args, Default)]
@@ -40,7 +40,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The cargo feature of the kernel programs, if any.
+    /// The cargo feature for the kernel programs, if any.
     fn feature(&self) -> Option<&'static str> {
         self.log.then_some("log")
     }
@@ -83,8 +83,7 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
         if let Some((arch, object)) = &other {
             arch.choose(&mut cargo, object);
         }
-        // Only the last step gets these flags, so that the earlier steps are shared with a plain
-        // build.
+        // Only the last step gets these flags, so that a plain build shares the earlier steps.
         cargo.args(
             options
                 .static_
@@ -125,8 +124,8 @@ fn object_for(toolchain: &Toolchain, options: &Options, arch: Arch) -> Result<Pa
     Ok(object)
 }
 
-/// Builds kpx and the demo in one cargo call: cargo unifies features, and builds each crate once. A
-/// newcomer waits for it, so it has neither debug information nor optimised tools.
+/// Builds kpx and the demo in one cargo call, so that cargo unifies features and builds each crate
+/// once. The first build takes minutes, so it has neither debug information nor optimised tools.
 pub(crate) fn with_demo() -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
     cargo.args([
@@ -148,7 +147,7 @@ pub(crate) fn with_demo() -> Result<PathBuf> {
     workspace::kpx(false)
 }
 
-/// Returns a cargo command for all crates that run on this machine. All calls name the same crates,
+/// Returns a cargo command for all crates that run on this machine. All calls select these crates,
 /// so that features agree and cargo builds each crate once.
 pub(crate) fn workspace_cargo(command: &str) -> Command {
     let mut cargo = workspace::cargo();
@@ -166,12 +165,11 @@ pub(crate) fn everything() -> Result<PathBuf> {
     workspace::kpx(false)
 }
 
-/// Runs cargo after the kernel programs are built; or in parallel, if the target directory has no
-/// object yet.
+/// Builds the kernel programs, then runs cargo. Does both in parallel if the target directory has
+/// no object yet.
 ///
-/// The build script waits for the lock on the missing object, and cargo builds the other crates in
-/// that time. An old object would make cargo consider itself up to date before the new object
-/// exists.
+/// The build script waits for the lock on the missing object, while cargo builds the other crates.
+/// With an old object, cargo would consider itself up to date before the new object exists.
 fn around(
     name: &str,
     mut cargo: Command,
@@ -264,7 +262,7 @@ pub(crate) fn object(toolchain: &Toolchain, options: &Options) -> Result<()> {
     )
 }
 
-/// Builds kernel programs in a folder of the target directory, and installs them as `object`.
+/// Builds kernel programs in a directory of the target directory, and installs them as `object`.
 fn build_object(
     name: &str,
     toolchain: &Toolchain,
@@ -312,7 +310,7 @@ fn kernel_programs(
             cargo
         }
     };
-    // Variables for the compiler that runs xtask must not reach another compiler.
+    // Variables for the compiler of xtask must not reach this compiler.
     for name in [
         "RUSTUP_TOOLCHAIN",
         "CARGO",
@@ -342,12 +340,12 @@ fn kernel_programs(
     cargo
 }
 
-/// Returns the flags in cargo's encoding, which takes precedence over every other source of flags.
+/// Returns the compiler flags in the encoding that cargo prefers to every other source of flags.
 fn rustflags(linker: &Path, arch: &str) -> String {
     [
         &format!("-Clinker={}", linker.display()),
         "-Clink-arg=--btf",
-        // Above the limit LLVM calls a byte loop, which costs time per packet and in the verifier.
+        // For larger sizes LLVM calls a byte loop, which costs time per packet and in the verifier.
         "-Clink-arg=--llvm-args=--max-store-memset=64",
         "-Clink-arg=--llvm-args=--max-store-memmove=64",
         "-Cdebuginfo=2", // BTF is made from it.
@@ -357,8 +355,8 @@ fn rustflags(linker: &Path, arch: &str) -> String {
     .join("\u{1f}")
 }
 
-/// Copies the object to the place of proxy-datapath's build script. An equal object stays, because
-/// a new file would rebuild kpx.
+/// Copies the object to where proxy-datapath's build script looks for it. An equal object stays,
+/// because a new file would rebuild kpx.
 fn install(from: &Path, to: &Path) -> Result<()> {
     let object = fs::read(from).with_context(|| format!("read {}", from.display()))?;
     let same = match fs::read(to) {

@@ -7,12 +7,12 @@ use anyhow::Result;
 use crate::step::quiet;
 use crate::workspace;
 
-/// Returns the command `cargo NAME`, for further arguments.
+/// Returns the command `cargo NAME`, without arguments.
 pub(crate) fn cargo_tool(name: &str, version: &str) -> Result<Command> {
     let tools = workspace::target_dir()?.join("tools");
     let package = format!("cargo-{name}");
-    // cargo returns at once if this version is installed. An optimised build takes longer than it
-    // saves.
+    // cargo returns at once if this version is installed. To optimise the build would take longer
+    // than it saves.
     let mut install = workspace::cargo();
     install
         .args(["install", "--locked", "--debug", "--version", version])

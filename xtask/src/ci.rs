@@ -42,7 +42,7 @@ pub(crate) fn run() -> Result<()> {
 /// Runs clippy at low priority during the tests. Its own target directory avoids waiting for
 /// cargo's lock.
 fn clippy() -> Result<()> {
-    // The tests' build lacks the variant of the kernel programs with logging.
+    // The build of the tests has no kernel programs with logging.
     for what in [
         &["--workspace", "--all-targets", "--test", "vm"][..],
         &["-p", "proxy-datapath", "--features", "log"],

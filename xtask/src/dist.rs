@@ -1,4 +1,4 @@
-//! Builds the release: an archive, an image and a Debian package around one static kpx, and their
+//! Builds the release: an archive, an image and a Debian package of one static kpx, and their
 //! checksums.
 //!
 //! The packages are reproducible from the same kpx: files are sorted, have no owner, and have the
@@ -109,10 +109,9 @@ fn has_interpreter(elf: &[u8]) -> bool {
     kinds.any(|at| elf.get(at..at + 4) == Some(PT_INTERP.to_le_bytes().as_slice()))
 }
 
-/// The content and the name of a release.
 struct Release {
     folder: PathBuf,
-    /// The packages' shared files, on disk for cargo-deb: `bin`, `man`, `completions`, licenses.
+    /// The directory of the files that all packages share: `bin`, `man`, `completions`, licenses.
     stage: PathBuf,
     version: &'static str,
     /// The time in seconds since 1970: the commit's, or SOURCE_DATE_EPOCH.
@@ -121,8 +120,8 @@ struct Release {
 
 impl Release {
     fn new() -> Result<Self> {
-        // cargo-deb's list of files names the default target directory, so the folder is there even
-        // with another target directory.
+        // cargo-deb's list of files contains the default target directory, so the directory is
+        // there even if another target directory is set.
         let folder = workspace::root().join("target/dist");
         if folder.exists() {
             fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
@@ -207,7 +206,7 @@ impl Release {
         Ok(root)
     }
 
-    /// Writes an image per architecture and, for several, an image of all. Runs kpx in them.
+    /// Writes an image for each architecture and, for several, one image for all. Runs kpx in each.
     fn images(&self, roots: &[(Arch, Files)]) -> Result<Vec<String>> {
         let single = roots
             .iter()

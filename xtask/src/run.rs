@@ -1,4 +1,4 @@
-//! Builds kpx, and executes it as root in place of this process.
+//! Builds kpx, and replaces this process by kpx with root's rights.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

@@ -21,15 +21,14 @@ const LINKER_VERSION: &str = "0.13.0";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     Build,
-    /// The tools to build, and to run kpx in network namespaces.
+    /// The tools of `Build`, and the tools to run kpx in network namespaces.
     Lab,
-    /// Those of `Lab`, and the tools that load kube-proxy's rules for comparison.
+    /// The tools of `Lab`, and the tools that load kube-proxy's rules for comparison.
     Bench,
-    /// Those of `Lab`, and the additional tools of tests.
+    /// The tools of `Lab`, and the additional tools of tests.
     Tests,
 }
 
-/// The tools that build the kernel programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Toolchain {
     pub(crate) compiler: Compiler,
@@ -90,7 +89,7 @@ pub(crate) fn ensure(need: Need) -> Result<Toolchain> {
 enum Next {
     Ready(Toolchain),
     Take(Install),
-    /// No step is left; the text has the commands that the user must run.
+    /// No step remains. The text has the commands that the user must run.
     Stuck(String),
 }
 
@@ -104,8 +103,8 @@ pub(crate) enum Install {
     Linker(Compiler),
 }
 
-/// Installs the missing items once, or fails with the commands that would install them. `missing`
-/// checks the machine.
+/// Runs each possible step of `missing` once. If steps are still missing then, the error has their
+/// commands.
 pub(crate) fn install(what: &str, missing: impl Fn() -> Vec<Install>) -> Result<()> {
     let steps = missing();
     if steps.is_empty() {
@@ -127,7 +126,8 @@ pub(crate) fn install(what: &str, missing: impl Fn() -> Vec<Install>) -> Result<
     Ok(())
 }
 
-/// Returns the next step: of the toolchain with fewer missing steps, or of Debian's in a tie.
+/// Returns the next step for the compiler with fewer missing steps, or for Debian's compiler in a
+/// tie.
 fn next(machine: &Machine, need: Need, tried: &[Install]) -> Next {
     let ways = [Compiler::Debian, Compiler::Nightly]
         .map(|compiler| (compiler, missing(machine, need, compiler)));
@@ -260,8 +260,8 @@ fn apt_get(args: &[&str]) -> Command {
 }
 
 fn install_linker(compiler: Compiler) -> Command {
-    // Nearly all of the linker's work happens in LLVM, which is optimised in any case; an
-    // unoptimised bpf-linker builds three times as fast.
+    // An unoptimised bpf-linker builds three times as fast, and hardly runs slower: nearly all of
+    // its work happens in LLVM, which is optimised.
     let mut cargo = command(
         "cargo",
         &[
@@ -274,15 +274,15 @@ fn install_linker(compiler: Compiler) -> Command {
         ],
     );
     cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    // A concurrent build of kpx holds the lock of its target directory while it waits for this
-    // installation.
+    // A concurrent build of kpx waits for this installation, and holds the lock on its own target
+    // directory.
     cargo.args([
         "--target-dir".as_ref(),
         std::env::temp_dir().join("kpx-bpf-linker").as_os_str(),
     ]);
     workspace::forget_xtask(&mut cargo);
     if compiler == Compiler::Debian {
-        // The build's default is Debian's default LLVM, which is too old.
+        // bpf-linker's build would use Debian's default LLVM, which is too old.
         cargo.env("LLVM_PREFIX", LLVM_PREFIX);
         cargo.args([
             "--no-default-features",
@@ -299,7 +299,7 @@ fn command(program: &str, args: &[&str]) -> Command {
     command
 }
 
-/// Explains why no step is left, and lists commands that would help.
+/// Explains why no step remains, and lists commands that would help.
 fn help(machine: &Machine, ways: &[(Compiler, Vec<Install>)]) -> String {
     let mut text = String::from("something is missing that could not be installed from here\n");
     if let Some(linker) = &machine.linker {

@@ -62,8 +62,8 @@ fn take(machine: &mut Machine, install: &Install) {
     }
 }
 
-/// Takes steps until the end, and returns them with the end. `works` selects the steps that
-/// succeed.
+/// Runs steps until the loop ends. Returns the steps and the last decision. `works` selects the
+/// steps that succeed.
 fn walk(
     mut machine: Machine,
     need: Need,

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Runs a command to its end, with its output on the terminal.
+/// Runs a command to its end. Its output goes to the terminal.
 pub(crate) fn run(mut command: Command) -> Result<()> {
     let status = command
         .status()
@@ -18,7 +18,7 @@ pub(crate) fn run(mut command: Command) -> Result<()> {
     Ok(())
 }
 
-/// Returns the command at low priority (`nice`).
+/// Returns the command with low priority (`nice`).
 pub(crate) fn nice(command: &Command) -> Command {
     let mut nice = Command::new("nice");
     nice.args(["-n", "19"])
@@ -105,7 +105,6 @@ pub(crate) fn root_prefix() -> Result<&'static [&'static str]> {
     bail!("this needs root: run it as root, or let sudo work without a password (`sudo -v` first)")
 }
 
-/// Returns the command that runs a program as root.
 pub(crate) fn as_root(program: &Path) -> Result<Command> {
     let mut words = root_prefix()?
         .iter()

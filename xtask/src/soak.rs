@@ -1,4 +1,4 @@
-//! Builds kpx, and runs operators' actions against it under load.
+//! Builds kpx, and runs scenarios of operation against it under load.
 
 use std::ffi::OsString;
 
@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::setup::{self, Need};
 use crate::{build, shell, workspace};
 
-/// Builds kpx and the load generator optimised.
+/// The argument that builds kpx and the load generator optimised.
 const RELEASE: &str = "--release";
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {

@@ -28,13 +28,13 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     tally.end(tally.check())
 }
 
-/// The fuzzer, and its seconds in each run of all tests: a slice of `cargo xtask fuzz`.
+/// The fuzzer, and the seconds that it takes in each run of all tests.
 const FUZZ: Target = Target {
     name: "fuzz",
     threads: 1,
 };
 const FUZZ_SECS: &str = "30";
-/// The test programs of labs, in parallel lanes, each in sequence.
+/// The test programs that use labs. Lanes run in parallel, the programs of a lane in sequence.
 const LANES: [&[Target]; 3] = [
     &[Target {
         name: "lab",
@@ -134,8 +134,8 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Runs the unit tests, and the fuzzer unless a filter excludes it, at a lower priority than
-    /// all other tests.
+    /// Runs the unit tests and the fuzzer, at a lower priority than all other tests. A filter
+    /// excludes the fuzzer.
     fn busy_ones(&self) -> Result<(Outcome, Option<Outcome>)> {
         let nice = |cargo| kept(&mut shell::nice(&cargo));
         thread::scope(|scope| {
@@ -202,7 +202,7 @@ impl Plan<'_> {
     }
 }
 
-/// Runs a `cargo test` in the background, and prints its output at its end.
+/// Runs a `cargo test`, and prints its whole output at its end.
 fn kept(cargo: &mut Command) -> Result<Outcome> {
     static SHOWING: Mutex<()> = Mutex::new(());
     let mut output = Vec::new();
@@ -226,7 +226,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns the names of the test programs.
     fn programs() -> Vec<String> {
         let mut cargo = workspace::cargo();
         let output = cargo
@@ -237,7 +236,7 @@ mod tests {
         let packages = metadata["packages"].as_array().into_iter().flatten();
         let targets =
             packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
-        // Programs for other kernels alone have `test = false`.
+        // Programs that are only for other kernels have `test = false`.
         let programs =
             targets.filter(|target| target["kind"][0] == "test" && target["test"] == true);
         programs

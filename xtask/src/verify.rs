@@ -60,7 +60,7 @@ fn programs(object: &Path) -> Result<()> {
             println!("with --fast-path:");
         }
         let mut loader = EbpfLoader::new();
-        // All socket options are enabled, so that the verifier follows all branches.
+        // All socket options are set, so that the verifier follows all branches.
         loader.override_global(names::SOCKET_FLAGS, &u32::MAX, true);
         let ebpf = loader
             .override_global(names::FAST_PATH, &fast_path, true)

@@ -29,9 +29,9 @@ use crate::{shell, workspace};
 
 /// The kernels: the oldest supported kernel, those of stable releases, and Debian's newest.
 const KERNELS: &[&str] = &["5.10", "6.1", "6.12", NEWEST];
-/// The kernels without which a run does not count.
+/// The requested kernels that a run must not skip.
 const MUST_RUN: &[&str] = &["6.1", "6.12"];
-/// Path in the guest, package, its features, kind of the target, its name.
+/// A program: path in the guest, package, its features, kind of the target, its name.
 type Program = (
     &'static str,
     &'static str,
@@ -48,8 +48,8 @@ const PROGRAMS: &[Program] = &[
 ];
 
 /// The guests' suites, fast suites first: name, required kernel modules and features (`-` for
-/// none), program and arguments. Suites with the same name before a `/` are selected together, and
-/// skipped one by one.
+/// none), program and arguments. Suites whose names have a common part before `/` are selected
+/// together, and skipped separately.
 const SUITES: &[&str] = &[
     "check - /bin/vm check::",
     "lines - /bin/vm lines::",
@@ -65,7 +65,8 @@ const SUITES: &[&str] = &[
     "packets - /bin/kernel --skip reference::",
 ];
 
-/// This machine's iptables programs for the suite `ipvs`, and the matches and targets of its rules.
+/// This machine's iptables programs for the suite `ipvs`, then the matches and targets of its
+/// rules.
 #[rustfmt::skip]
 const IPTABLES: &[&str] = &[
     "iptables-nft", "iptables-nft-restore", "iptables-nft-save", "ip6tables-nft", "ip6tables-nft-restore", "ip6tables-nft-save",
@@ -272,8 +273,8 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// Returns the guests' programs, built or kept from the last run: path in the guest, path on this
-/// machine.
+/// Returns the guests' programs as pairs: path in the guest, path on this machine. Builds them, or
+/// uses those of the last run.
 fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     if build {
@@ -294,7 +295,8 @@ fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> 
     PROGRAMS.iter().map(program).collect()
 }
 
-/// Writes the source lines of the kernel programs that the host's kernel keeps to a file.
+/// Writes a file with the source lines of the kernel programs that remain after this machine's
+/// verifier has removed dead code.
 fn lines_of_host(folder: &Path) -> Result<PathBuf> {
     let file = folder.join("lines");
     let mut command = shell::as_root(Path::new("env"))?;
@@ -306,8 +308,8 @@ fn lines_of_host(folder: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Links statically. Only this last step gets these flags, so that the earlier steps are shared
-/// with a plain build.
+/// Links a program statically. Only this last step gets the flags, so that a plain build shares the
+/// earlier steps.
 fn link(package: &str, features: &str, kind: &str, name: &str, release: bool) -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
     cargo.args([

@@ -1,4 +1,4 @@
-//! Locates the workspace's folders and its cargo.
+//! Locates the workspace's directories and its cargo.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// Makes cargo run the built program as root, and build it as the current user.
+/// Makes cargo run the built program as root. cargo itself runs as the current user.
 pub(crate) fn run_as_root(cargo: &mut Command) -> Result<()> {
     let prefix = shell::root_prefix()?;
     if !prefix.is_empty() {

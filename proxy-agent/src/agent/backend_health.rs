@@ -22,8 +22,8 @@ use crate::lost_nodes::EndpointPlaces;
 /// The time between two reads of the programs' counters: normally, and while no connection opens.
 const PERIOD: Duration = Duration::from_millis(200);
 const REST: Duration = Duration::from_secs(1);
-/// The time without a new connection after which reads become rare. A client retries its SYN
-/// sooner.
+/// The time without a new connection after which reads become rare: longer than a client's SYN
+/// retry.
 const CALM: Duration = Duration::from_secs(10);
 /// The counters that grow with each new and each failed connection.
 const SIGNS: [Event; 4] = [
@@ -35,7 +35,7 @@ const SIGNS: [Event; 4] = [
 /// The reads take at most 1/20 of the time.
 const SHARE: u32 = 20;
 
-/// The most log lines of one evaluation, and the most backends that each line names.
+/// The maximum number of log lines of one evaluation, and of backends that each line names.
 const LINES: usize = 20;
 const NAMED: usize = 3;
 
@@ -45,13 +45,13 @@ pub(super) struct BackendHealth {
     votes: VoteReader,
     started: Instant,
     due: Instant,
-    /// The failures, and the SYNs to late backends, at the last read. None before the first.
+    /// The counts of failures and of SYNs to late backends at the last read, if any.
     counted: Option<[u64; 2]>,
     /// The sum of all [`SIGNS`] at the last read, and the time of its last growth.
     signs: (u64, Option<Instant>),
     /// The service port at which the next search for unresponsive nodes begins.
     turn: Option<SocketAddr>,
-    /// The places of endpoints, if connections to lost nodes are ended.
+    /// The places of endpoints, if the agent ends connections to lost nodes.
     places: Option<EndpointPlaces>,
 }
 
@@ -80,7 +80,8 @@ impl BackendHealth {
         sleep_until(self.due).await;
     }
 
-    /// Returns the time until the next read: short while connections open or wait for an answer.
+    /// Returns the time until the next read: short while connections open or backends owe an
+    /// answer.
     fn pace(&mut self, counters: &Counters) -> Result<Duration> {
         let signs = SIGNS
             .into_iter()
@@ -97,7 +98,7 @@ impl BackendHealth {
         })
     }
 
-    /// Reads the votes if the counters have grown or the judge waits for time to pass.
+    /// Reads the votes if the counters have grown or an evaluation is due without new votes.
     fn read(&mut self, counters: &Counters, desired: &Desired) -> Result<Vec<Change>> {
         let counted = [
             counters.event(Event::BackendFailed)?,
@@ -118,7 +119,7 @@ impl BackendHealth {
 }
 
 impl Agent {
-    /// Evaluates all backends, and ejects the unresponsive ones from the tables.
+    /// Evaluates all backends, and ejects the unresponsive backends from the tables.
     pub(super) async fn judge_backends(&mut self) -> Result<()> {
         let _work = self.reports.liveness.work();
         let Self {
@@ -151,7 +152,8 @@ impl Agent {
         }
     }
 
-    /// Reports to each Service, once, its backends that became unresponsive or answer again.
+    /// Reports to each Service which backends became unresponsive or answer again, once per
+    /// evaluation.
     fn report_changes(&self, changes: &[Change]) {
         let mut reported = BTreeMap::<_, Vec<String>>::new();
         for change in changes {

@@ -49,7 +49,7 @@ impl Agent {
         }
     }
 
-    /// Takes in changed devices and routes. Returns true if a pass must follow at once: packets to
+    /// Processes changed devices and routes. Returns true if a pass must follow at once: packets to
     /// an address that left the host must not wait for their Service.
     async fn on_facts(&mut self) -> bool {
         self.report_left_out();

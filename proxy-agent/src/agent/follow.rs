@@ -1,4 +1,4 @@
-//! The last part of a pass: the node's routes and rules follow their frontends.
+//! The last part of a pass: it updates the node's routes and rules after the frontends.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use super::reports::Pass;
 use crate::all::all;
 use crate::choices::Mode;
 
-/// The time that the kernel needs to change routes and rules while no other program holds RTNL. The
-/// loop waits that long for the node.
+/// The maximum time for which the loop waits for the node. The kernel changes routes and rules
+/// within this time unless another program holds RTNL.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
-/// A pass that ends when the node has followed.
+/// A pass that ends when the node has updated routes and rules.
 pub(super) struct Following {
     pass: Pass,
     started: Instant,
@@ -27,11 +27,11 @@ pub(super) struct Following {
 }
 
 impl Agent {
-    /// Brings the node up to date with the maps. A node that is away follows when it is back.
+    /// Updates the node to the content of the maps. A node that is away is updated when it is back.
     pub(super) async fn follow(&mut self, pass: Pass, written: bool) -> Result<()> {
         let Some(node) = self.node.here_mut() else {
             self.node.owes_pass = true;
-            // A pass that overlaps with a following pass ends together with that pass.
+            // If an earlier pass still updates the node, this pass ends together with it.
             if !self.node.is_following() {
                 self.reports.end(pass, |family| {
                     self.node.retry.is_none() && self.writer.is_whole(family)
@@ -82,7 +82,7 @@ impl Agent {
         {
             self.passes.schedule.ask_again();
         }
-        // The Node object decides which of the node's addresses are its own.
+        // The Node object decides which of the machine's addresses are the node's.
         if let Some(node) = self.node.here() {
             self.health_checks.listen_on(node.listen_addresses()).await;
         }

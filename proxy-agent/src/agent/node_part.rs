@@ -28,7 +28,7 @@ use crate::node::Node;
 pub(super) struct NodePart {
     state: State,
     last: LastKnown,
-    /// Set if a pass skipped the absent node.
+    /// Set if a pass was skipped because the node was away.
     pub(super) owes_pass: bool,
     /// The time of the next attempt after a failed update of the node.
     pub(super) retry: Option<Instant>,
@@ -39,19 +39,18 @@ pub(super) struct NodePart {
 enum State {
     Here(Box<Node>),
     Away(Errand, JoinHandle<(Box<Node>, Result<()>)>),
-    /// The task has panicked, and the agent ends.
+    /// A task has panicked, and the agent ends.
     Lost,
 }
 
-/// The task of an absent node.
+/// The task of a node that is away.
 pub(super) enum Errand {
-    /// Take in changes of devices.
+    /// Process device events.
     Devices,
-    /// Bring routes and rules up to date after a pass.
+    /// Update routes and rules after a pass.
     Follow(Following),
-    /// Restore routes and rules.
     Routes,
-    /// Evaluate netfilter's rules: the packets that may skip the stack.
+    /// Evaluate netfilter's rules: which packets may bypass the network stack.
     Judgement,
 }
 
@@ -118,7 +117,7 @@ impl NodePart {
         });
     }
 
-    /// Sends the node off with a task. No effect while the node is away.
+    /// Sends the node away with a task. Has no effect while the node is away.
     fn send(
         &mut self,
         errand: Errand,
@@ -142,8 +141,8 @@ impl NodePart {
         self.state = State::Away(errand, task);
     }
 
-    /// Waits until the node is back, and returns its task with the result; never returns while the
-    /// node is here. The outer error is a panic of the task.
+    /// Waits until the node is back, and returns its task and the task's result. Never returns
+    /// while the node is here. The outer error means that the task panicked.
     pub(super) async fn back(&mut self) -> Result<(Errand, Result<()>)> {
         let State::Away(_, task) = &mut self.state else {
             return std::future::pending().await;
@@ -157,10 +156,10 @@ impl NodePart {
         Ok((errand, result))
     }
 
-    /// Waits for an absent node, and returns it.
+    /// Returns the node, once it is here.
     pub(super) async fn into_node(mut self) -> Result<Node> {
         if let State::Away(..) = self.state {
-            // The agent ends, and the next agent completes the work.
+            // The result does not matter: the agent ends, and the next agent completes the work.
             let _ended = self.back().await?;
         }
         match self.state {
@@ -171,7 +170,7 @@ impl NodePart {
         }
     }
 
-    /// Keeps a query until the node is back, and drops the queries of clients that have gone.
+    /// Keeps a query until the node is back, and drops queries whose client is gone.
     pub(super) fn keep_waiting(&mut self, query: Query) {
         self.waiting.retain(|query| !query.is_abandoned());
         if self.waiting.len() < QUEUE {
@@ -188,7 +187,6 @@ impl NodePart {
             .map_or_else(|| self.last.own_addresses.clone(), Node::own_addresses)
     }
 
-    /// Returns the kind of object that keeps the programs in the kernel after the agent's end.
     pub(super) fn persistence_kind(&self) -> PersistenceKind {
         self.here().map_or(self.last.persistence, |node| {
             node.attachments().persistence_kind()

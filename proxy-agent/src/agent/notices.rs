@@ -16,13 +16,13 @@ const STALE: &str = "kube-proxy's nftables rules are on this node: without a run
 #[derive(Debug, Default)]
 pub(super) struct Notices {
     texts: Vec<String>,
-    /// The time of the next check. None: at once.
+    /// The time of the next check. The first is due at once.
     due: Option<Instant>,
 }
 
 impl Notices {
-    /// Waits until a check is due and runs it: at once, then once per `period`. `is_probed`: load
-    /// balancers probe `healthCheckNodePort`s here. Cancel-safe.
+    /// Waits until a check is due and runs it: at once, then once per `period`. `is_probed` is set
+    /// if load balancers probe `healthCheckNodePort`s here. Cancel-safe.
     pub(super) async fn next(&mut self, period: Duration, is_probed: bool) {
         if let Some(due) = self.due {
             sleep_until(due).await;

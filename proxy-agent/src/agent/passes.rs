@@ -60,7 +60,7 @@ impl Passes {
         self.retry = None;
     }
 
-    /// Notes a refused write. The wait doubles with each refusal.
+    /// Notes a refused write. Each refusal doubles the wait.
     pub(super) fn refused(&mut self) {
         let wait = self.retry.as_ref().map_or(RETRY_MIN, |retry| {
             (retry.wait * 2).min(self.schedule.sync_period)

@@ -1,5 +1,5 @@
-//! Selects the pods of this node with socket load balancing, and reports the path of the other
-//! pods.
+//! Selects the pods of this node with socket load balancing, and reports how each pod's packets are
+//! translated.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use proxy_view::status::{PodStatus, PodsStatus};
 pub(super) struct Pods {
     /// The pods with socket load balancing, if pods are selected.
     pub(super) selected: Option<SelectedPods>,
-    /// Annotations of Pods without a meaning.
+    /// The Pods whose annotation has no valid value.
     pub(super) bad: BTreeSet<Skipped>,
 }
 
@@ -47,7 +47,7 @@ impl Agent {
     }
 
     pub(super) fn pods_status(&self, node: &Node) -> Option<PodsStatus> {
-        // Programs that could not be reattached leave pods to packet translation.
+        // While the socket programs are detached, devices translate the packets of all pods.
         let selected = self
             .pods
             .selected
@@ -99,7 +99,7 @@ fn skipped(pod: &LocalPod, value: &str) -> Skipped {
     }
 }
 
-/// `skips` is set while bypass connections of pods skip the stack.
+/// `skips` is set while connections of pods may bypass the stack from their first packet on.
 fn status(pod: &LocalPod, found: &Found, skips: bool) -> PodStatus {
     let (path, group, why) = match PodPath::of(pod) {
         PodPath::Host => (HOST, "", Some("its sockets are the host's".to_owned())),

@@ -16,7 +16,7 @@ use proxy_source::events::Events;
 pub(super) struct PortConflicts {
     /// The external frontends at the node's own addresses, as of the last scan.
     known: BTreeSet<(IpAddr, Proto, u16)>,
-    /// The revision and the own addresses as of the last scan.
+    /// The frontends' revision and the node's own addresses as of the last scan.
     seen: Option<(u64, BTreeSet<IpAddr>)>,
 }
 

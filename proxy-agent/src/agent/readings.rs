@@ -48,7 +48,7 @@ impl Agent {
                     .filter(|backend| backend.is_ejected == ejected)
                     .count() as u64
             }),
-            // The servers add these, which are not part of the loop's state.
+            // `AgentHandle::readings` adds these from the history.
             services: Vec::new(),
         })
     }

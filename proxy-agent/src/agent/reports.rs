@@ -26,7 +26,7 @@ pub struct Reports {
 pub(super) struct Pass {
     /// Set if there are changes to apply.
     asked: bool,
-    /// Set if the pass begins by reading the maps.
+    /// Set if the pass reads the maps first.
     pub(super) full: bool,
     started: Instant,
     phases: Vec<(Phase, Duration)>,
@@ -95,7 +95,8 @@ impl Reports {
             .for_each(|trigger| self.latencies.add(trigger));
     }
 
-    /// Records the end of a pass, and for each family whether its desired state is in the maps.
+    /// Records the end of a pass. `in_force` returns whether a family's desired state is in the
+    /// maps.
     pub(super) fn end(&mut self, pass: Pass, in_force: impl Fn(IpFamily) -> bool) {
         let duration = pass.started.elapsed();
         for family in IpFamily::ALL {

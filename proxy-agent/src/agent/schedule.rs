@@ -7,9 +7,9 @@ use tokio::time::Instant;
 /// The rate limit on passes, and the pending pass.
 #[derive(Clone, Debug)]
 pub struct PassSchedule {
-    /// The longest time until failed work is retried.
+    /// The maximum time until failed work is retried.
     pub(super) sync_period: Duration,
-    /// The shortest time between the starts of two passes.
+    /// The minimum time between the starts of two passes.
     min_period: Duration,
     last: Option<Instant>,
     is_waiting: bool,
@@ -48,13 +48,13 @@ impl PassSchedule {
         self.is_waiting = false;
     }
 
-    /// Counts this pass in the wait for the next.
+    /// Makes the next pass wait for the minimum time after this pass.
     pub(super) fn count(&mut self) {
         self.last = Some(Instant::now());
     }
 }
 
-/// kube-proxy's period, without a minimum.
+/// kube-proxy's sync period, and no minimum time between passes.
 impl Default for PassSchedule {
     fn default() -> Self {
         Self::new(Duration::from_secs(30), Duration::ZERO)

@@ -1,4 +1,4 @@
-//! Reports to objects which of their parts have no effect.
+//! Reports parts of objects that have no effect.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::Agent;
 use crate::node::Node;
 
 impl Agent {
-    /// Reports to Services which of their parts this node newly leaves out.
+    /// Reports to Services which of their parts newly have no effect on this node.
     pub(super) fn report_left_out(&mut self) {
         let left_out: BTreeSet<_> = self
             .node

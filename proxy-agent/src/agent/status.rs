@@ -24,12 +24,12 @@ use proxy_view::status::{
     TableStatus, UnheardStatus, UnreachableStatus,
 };
 
-/// The approximate number of Services and slices in one answer. A change waits for one answer at
-/// most.
+/// The approximate number of Services and slices in one answer. A change waits for at most one
+/// answer.
 const PART: usize = 512;
 
 impl Agent {
-    /// Answers a query, unless it must wait for the node. The client may have gone.
+    /// Answers a query, or keeps it until the node is back. The client may be gone.
     pub(super) fn answer(&mut self, query: Query, source_problems: &Problems) {
         match (query, self.node.here()) {
             (query, _) if query.is_abandoned() => {}
@@ -168,8 +168,8 @@ impl Agent {
         of_the_host.chain(not_taken(&self.desired)).collect()
     }
 
-    /// Returns the fill of each map without a walk: from the tables for the maps that the agent
-    /// fills, and from the last sweep for flows.
+    /// Returns the fill of each map without reading the maps: from the tables for the maps that the
+    /// agent fills, and from the last sweep for flows.
     pub(super) fn map_fill(&self) -> BTreeMap<String, MapFill> {
         let mut entries = self.desired.tables().sizes();
         for (maps, family) in [(names::IPV4, Addr4::FAMILY), (names::IPV6, Addr6::FAMILY)] {
@@ -233,7 +233,7 @@ const fn role_word(role: Option<Role>, are_listed: bool) -> &'static str {
     }
 }
 
-/// Returns the kinds of objects with failing watches, and the time of the first failure.
+/// Returns the kinds of objects whose watches fail, and the time of the first failure.
 fn unheard(source_problems: &Problems) -> Option<UnheardStatus> {
     let watches = source_problems
         .iter()

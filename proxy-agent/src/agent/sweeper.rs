@@ -49,7 +49,7 @@ impl Sweeper {
         self.last.values().map(|swept| swept.expired as u64).sum()
     }
 
-    /// Returns the flows that concern the fast path, as of the last sweep.
+    /// Returns the numbers of bypass and liberal flows, as of the last sweep.
     pub(super) fn fast(&self) -> Remaining {
         self.last
             .values()

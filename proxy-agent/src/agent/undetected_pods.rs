@@ -1,5 +1,5 @@
-//! Finds pods of this node that detection takes for clients outside the cluster. The programs serve
-//! such pods, and the agent reports them.
+//! Finds pods of this node that detection classifies as clients outside the cluster. The programs
+//! serve such pods, and the agent reports them.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use proxy_datapath::Counters;
 use proxy_source::events::Events;
 use proxy_source::health::{Health, Problem};
 
-/// The problem ends after this time without another such client.
+/// The problem ends after this time without such a connection.
 const QUIET: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub(super) struct UndetectedPods {
     seen: u64,
     last: Option<Instant>,
-    /// Set after the only Event was sent.
+    /// Set once the only Event is sent.
     reported: bool,
 }
 
 impl UndetectedPods {
-    /// Checks whether the programs have counted more of these connections.
+    /// Checks whether the programs have counted more connections of such pods.
     pub(super) fn check(
         &mut self,
         counters: &Counters,

@@ -10,13 +10,14 @@ use proxy_core::ip_family::IpFamily;
 use proxy_core::tables::Tables;
 use proxy_datapath::Maps;
 
-/// The most changes in one call. After a refused change the agent filters the rest again.
+/// The maximum number of changes in one call. After a refused change the agent filters the rest
+/// again.
 const BATCH: usize = 1_024;
 
 pub(super) struct Writer<M> {
     maps: M,
-    /// The service ports with a refused or omitted write. The maps do not hold what later changes
-    /// of such a port build on, so these wait for a pass that starts from the maps.
+    /// The service ports with a refused or omitted write. Later changes of such a port assume rows
+    /// that the maps do not hold, so these changes wait for a pass that starts from the maps.
     behind: BTreeSet<ServiceKey>,
     /// Set if a required read of the maps failed.
     unread: bool,
@@ -52,9 +53,9 @@ impl<M: Maps> Writer<M> {
         self.write(changes)
     }
 
-    /// Writes changes in order. A refused write stops the rest of its own service port, because the
-    /// order would no longer be safe. Other ports go on: one of their changes may be the deletion
-    /// that makes room.
+    /// Writes changes in order. A refused write stops the later writes of its service port, because
+    /// their order would no longer be safe. Other ports continue: they may delete rows, which frees
+    /// space.
     pub(super) fn write(&mut self, changes: &[Change]) -> Result<()> {
         let mut first_error = Ok(());
         let mut left = changes;
@@ -75,7 +76,7 @@ impl<M: Maps> Writer<M> {
                 .iter()
                 .for_each(|change| debug!(%change, "map"));
             left = &left[made..];
-            // In a full map refusals follow one another.
+            // In a full map, many refusals follow.
             most = if result.is_ok() {
                 (most * 2).min(BATCH)
             } else {
@@ -145,11 +146,11 @@ mod tests {
         assert!(writer.write(&desired.sync().changes).is_ok());
         desired.apply(pods(4).into());
         assert!(writer.write(&desired.sync().changes).is_err());
-        // This change needs no room, but builds on a refused change.
+        // This change needs no space, but builds on a refused change.
         desired.apply(web(30).into());
         assert!(writer.write(&desired.sync().changes).is_ok());
         assert_whole(&writer);
-        // Other service ports do not wait.
+        // Changes of another service port do not wait.
         desired.apply(service("other").cluster_ip("10.96.0.2").tcp(80).into());
         assert!(writer.write(&desired.sync().changes).is_ok());
         assert_eq!(writer.maps.0.v4.services.len(), 2);

@@ -1,4 +1,4 @@
-//! The flags that select the agent of a command.
+//! The flags that select the agent that a command queries.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,6 @@ use clap::Args;
 use proxy_view::RUN_DIR;
 use proxy_view::client::Client;
 
-/// The agent to ask.
 #[derive(Args, Debug)]
 pub(super) struct AgentArgs {
     /// Run directory of the agent.

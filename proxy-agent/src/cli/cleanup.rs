@@ -1,4 +1,4 @@
-//! `kpx cleanup`: removes the leftovers of a dead kpx, and of kube-proxy.
+//! `kpx cleanup`: removes what kpx and kube-proxy left on a host.
 
 mod drain;
 mod ipvs;
@@ -82,8 +82,8 @@ pub(crate) struct CleanupArgs {
 }
 
 impl CleanupArgs {
-    /// Returns the arguments in place of `kube-proxy --cleanup`: remove the leftovers of
-    /// kube-proxy, and those of kpx unless it runs.
+    /// Returns the arguments for `kube-proxy --cleanup`: remove kube-proxy's leftovers, and kpx's
+    /// leftovers unless kpx runs.
     pub(crate) fn as_kube_proxy(settings: &Settings) -> Self {
         let run_dir = settings.run_dir.clone();
         let bpf_dir = settings.bpf_dir.clone();
@@ -147,13 +147,13 @@ pub(crate) async fn cleanup(args: &CleanupArgs) -> Result<()> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// A kpx that is starting has taken over everything.
+    /// An agent that is starting has taken over everything.
     Left,
 }
 
 async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -> Result<Outcome> {
     let kpx_runs = lock.is_err();
-    // Outlives the lock: a kpx that starts during the cleanup waits on this socket.
+    // The socket outlives the lock: an agent that starts during the cleanup waits at the socket.
     let mut leaving = (args.drain && lock.is_ok())
         .then(Leaving::listen)
         .and_then(|listens| {
@@ -183,7 +183,7 @@ async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -
         }
         result => result,
     };
-    // The lock keeps a kpx from starting until the cleanup ends.
+    // The lock prevents the start of an agent until the cleanup ends.
     drop(lock);
     if matches!(result, Ok(Outcome::Left)) {
         return result;
@@ -194,7 +194,8 @@ async fn once(args: &CleanupArgs, lock: Result<UnixListener>, handle: &Handle) -
     result
 }
 
-/// Fails unless kpx serves here: its programs have tables, or a running agent is healthy.
+/// Fails unless kpx serves this node: a running agent is healthy, or the attached programs have
+/// tables.
 async fn ensure_served(args: &CleanupArgs, kpx_runs: bool, handle: &Handle) -> Result<()> {
     if kpx_runs
         && Client::new(&args.run_dir)
@@ -265,7 +266,6 @@ async fn ours(
     Ok(Outcome::Done)
 }
 
-/// The items removed so far.
 #[derive(Debug, Default)]
 struct Removed {
     removed: Vec<String>,

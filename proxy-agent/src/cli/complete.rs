@@ -14,10 +14,10 @@ use proxy_view::client::Client;
 use proxy_view::object_name::full_name;
 use proxy_view::{RUN_DIR, ServiceView};
 
-/// The environment variable by which the script of `kpx completions` requests candidates.
+/// The environment variable with which the script of `kpx completions` requests candidates.
 pub(super) const ASKS: &str = "KPX_COMPLETE";
 
-/// Time limit for the agent. Without an answer the shell completes nothing, silently.
+/// The time limit for the agent. After it the shell completes nothing, silently.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The arguments with values from the agent, of all commands.
@@ -30,11 +30,11 @@ const KNOWN: [(&str, Names); 6] = [
     ("in_device", devices),
 ];
 
-/// Collects the names from the agent's answers.
+/// Queries the agent for names.
 type Names = fn(&Client) -> BTreeSet<String>;
 
-/// Adds completers to a command and its subcommands. The namespace of `kpx cluster` itself is that
-/// of kpx's pods, so it gets no completer.
+/// Adds completers to a command and its subcommands. The `--namespace` of `kpx cluster` itself is
+/// the namespace of kpx's pods, so it gets no completer.
 pub(super) fn with_names(command: Command) -> Command {
     let is_of_cluster = command.get_name() == "cluster";
     let mut command = command;
@@ -95,7 +95,7 @@ fn services(client: &Client) -> BTreeSet<String> {
     all(client).iter().map(full_name).collect()
 }
 
-/// Returns the possible ends of a trace: Services, their pods, and the nodes of these pods.
+/// Returns the possible endpoints of a trace: Services, their pods, and the nodes of these pods.
 fn ends(client: &Client) -> BTreeSet<String> {
     let services = all(client);
     let backends = || {

@@ -80,7 +80,7 @@ pub(super) async fn flows(args: &FlowsArgs) -> Result<()> {
 
 impl FlowsArgs {
     /// Returns the flows with the most recent packets of the client, newest first. The agent sends
-    /// them in no order.
+    /// flows unsorted.
     async fn newest(&self, mut lines: Lines, limit: usize) -> Result<Vec<FlowView>> {
         let mut flows = Vec::new();
         while let Some(line) = lines.next().await? {

@@ -1,4 +1,4 @@
-//! `kpx completions` and `kpx man`: the command line for shells and for man.
+//! `kpx completions` and `kpx man`: completion scripts for shells, and manual pages.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -83,7 +83,7 @@ fn further_capabilities(settings: &Settings) -> Vec<Capability> {
             .ok()
             .filter(|metadata| metadata.uid() != own)
     };
-    // A home directory without `x` for others closes the files below it, even files of other users.
+    // A home directory without `x` for others hides the files below it, even files of other users.
     let is_closed =
         |folder: &Path| of_others(folder).is_some_and(|metadata| metadata.mode() & 0o001 == 0);
     let takes_more = |path: &PathBuf| {
@@ -94,7 +94,7 @@ fn further_capabilities(settings: &Settings) -> Vec<Capability> {
             .filter(|folder| **folder != *path);
         of_others(path).is_some() || folders.any(is_closed)
     };
-    // The configuration's files are read again to detect changes.
+    // The configuration files are read again to detect changes.
     if settings
         .source
         .paths()
@@ -110,7 +110,7 @@ fn further_capabilities(settings: &Settings) -> Vec<Capability> {
 /// The kernel's default of `net.ipv4.ip_unprivileged_port_start`.
 const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
 
-/// Sets the OOM score. A failure is only logged: the agent serves without it.
+/// Sets the OOM score. Only logs a failure: the agent serves without it.
 fn adjust_oom_score(score: Option<i32>) {
     const FILE: &str = "/proc/self/oom_score_adj";
     let Some(score) = score else { return };

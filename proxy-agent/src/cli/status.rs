@@ -147,7 +147,7 @@ fn head(status: &Status, form: Form) -> String {
                     .join(", "),
             ),
         ),
-        // The options follow, one per line.
+        // The options follow, one per row.
         ("Options:", Cell::new("")),
     ];
     let is_node = status.mode != Mode::Host.to_string();
@@ -249,7 +249,7 @@ fn counted(number: usize, role: &str) -> String {
     }
 }
 
-/// Describes the name server: `*.cluster.local at 127.0.0.153:53, used by systemd-resolved`.
+/// Describes the DNS server: `*.cluster.local at 127.0.0.153:53, used by systemd-resolved`.
 fn served_names(names: &NamesStatus) -> String {
     let why = names
         .why_not
@@ -291,7 +291,8 @@ fn tunnelled(tunnel: &TunnelStatus) -> Cell {
     }
 }
 
-/// Counts pods by the path of their sockets: `3 by sockets, 1 on the host's network; by packets: 2 in a mesh`.
+/// Counts pods by how their packets are translated:
+/// `3 by sockets, 1 on the host's network; by packets: 2 in a mesh`.
 fn ways(pods: &PodsStatus) -> String {
     let count = |path: &str| {
         pods.pods
@@ -326,7 +327,7 @@ fn ways(pods: &PodsStatus) -> String {
     }
 }
 
-/// Lists the pods with their path and its reason.
+/// Lists the pods with the path of their packets, and its reason.
 fn pods(status: &Status, form: Form) -> String {
     let pods = status.pods.iter().flat_map(|pods| &pods.pods);
     let rows = pods.map(|pod| {
@@ -339,7 +340,7 @@ fn pods(status: &Status, form: Form) -> String {
     form.sentences(&["POD", "SOCKETS", "WHY"], rows)
 }
 
-/// Describes the fate of Services while no agent runs, and its colour.
+/// Describes what happens to Services while no agent runs, with a colour.
 fn restarts(status: &Status) -> (fn(&'static str) -> Cell, &'static str) {
     match status.kept_by.as_str() {
         "pins" => (
@@ -365,7 +366,7 @@ fn restarts(status: &Status) -> (fn(&'static str) -> Cell, &'static str) {
     }
 }
 
-/// Returns the options, restarts and pods, as pairs of name and value in the words of the command.
+/// Returns the options, restarts and pods as pairs of name and value, worded as in `kpx status`.
 pub(crate) fn named_options(status: &Status) -> Vec<(&'static str, String)> {
     let is_node = status.mode != Mode::Host.to_string();
     let restarts = is_node.then(|| ("restarts", restarts(status).1.to_owned()));
@@ -429,7 +430,8 @@ fn options(status: &Status, is_node: bool) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// Describes the addresses of node ports: `all addresses, and 127.0.0.1 for this host`.
+/// Describes the addresses at which node ports are reachable:
+/// `all addresses, and 127.0.0.1 for this host`.
 fn node_ports(options: &OptionsStatus) -> String {
     let OptionsStatus {
         node_port_addresses,
@@ -473,7 +475,7 @@ fn socket_lb(status: &Status) -> String {
     }
 }
 
-/// Lists the reasons for bad health, the objects that are not served, and the notices.
+/// Lists the problems, the objects that are not served, and the notices.
 fn problems(status: &Status, form: Form) -> String {
     let problems = status.problems.iter().map(|problem| {
         vec![
@@ -532,7 +534,7 @@ fn families(status: &Status, form: Form) -> String {
     )
 }
 
-/// Lists the maps with entries; `wide` lists all maps, including maps without a count.
+/// Lists the maps that have entries; `wide` lists all maps.
 fn maps(status: &Status, form: Form) -> String {
     let is_old = |name: &String| {
         status

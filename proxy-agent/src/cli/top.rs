@@ -112,7 +112,7 @@ pub(super) async fn top(args: &TopArgs) -> Result<()> {
             .open
             .as_deref()
             .map(|service| backends(&first, &second, service));
-        // A Service's full name may be part of another Service's name.
+        // The filter also matches Services whose full name contains the selected name.
         let mut rows = rows(&first, &second, &view);
         rows.services
             .retain(|row| view.open.as_ref().is_none_or(|open| row.name == *open));
@@ -151,7 +151,7 @@ async fn watch(
         tokio::select! {
             _ = ticks.tick() => match sample(client).await {
                 Ok(sample) => (before, now) = (now, sample),
-                // The loop continues, because a restarting agent is back in a moment.
+                // The loop continues, because an agent that restarts answers again soon.
                 Err(error) => now.problem = Some(format!("{error:#}")),
             },
             key = keys.next() => {

@@ -69,7 +69,7 @@ fn with_examples(command: Command, path: &[&str], examples: &[Example]) -> Comma
 
 impl Cli {
     /// Parses a command line. Ends the process after a usage error, a request for help, or a
-    /// shell's request for completion.
+    /// shell's completion request.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Self {
         CompleteEnv::with_factory(|| with_names(command()))
             .var(ASKS)
@@ -210,7 +210,6 @@ mod tests {
     use super::*;
     use crate::config::arguments;
 
-    /// Returns the names of visible commands and subcommands.
     fn shown(command: &Command, of: &str) -> Vec<String> {
         let parts = command
             .get_subcommands()
@@ -253,7 +252,6 @@ mod tests {
         }
     }
 
-    /// Returns the command and its visible subcommands, recursively.
     fn all(command: &Command) -> Vec<&Command> {
         let parts = command.get_subcommands().filter(|part| !part.is_hide_set());
         [command].into_iter().chain(parts.flat_map(all)).collect()

@@ -22,9 +22,9 @@ pub(super) struct VersionArgs {
 #[serde(rename_all = "camelCase")]
 struct Versions {
     kpx: &'static str,
-    /// The version of the running agent; null without an agent.
+    /// The version of the running agent; null if no agent answers.
     agent: Option<String>,
-    /// The error of reaching the agent; null with an agent.
+    /// Why no agent answers; null if an agent answers.
     why_no_agent: Option<String>,
 }
 

@@ -63,7 +63,7 @@ pub(super) mod or_empty {
     }
 }
 
-/// The action for backends that do not answer, with the annotation's names.
+/// The action for unresponsive backends. Its values have the annotation's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendHealth(pub HealthMode);
 

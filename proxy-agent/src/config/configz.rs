@@ -1,5 +1,4 @@
-//! The configuration for `/configz`. kube-proxy's part has the names of kube-proxy's internal
-//! fields.
+//! The configuration for `/configz`. kube-proxy's part uses kube-proxy's internal field names.
 
 use serde_json::{Value, json};
 
@@ -32,7 +31,7 @@ fn internal(config: &KubeProxyConfiguration) -> Value {
             "QPS": connection.qps,
             "Burst": connection.burst,
         },
-        // Only this type has the same names in files.
+        // Only `Logging` has the same field names inside as in files.
         "Logging": config.logging,
         "HostnameOverride": config.hostname_override,
         "BindAddress": config.bind_address,

@@ -13,7 +13,8 @@ pub struct GoDuration(i64);
 
 const SECOND: i64 = 1_000_000_000;
 
-/// The units; of units with a common prefix the longest is first. Go accepts both micro signs.
+/// The units in nanoseconds; of units with a common prefix the longest is first. Go accepts both
+/// micro signs.
 const UNITS: [(&str, i64); 8] = [
     ("ns", 1),
     ("us", 1_000),
@@ -77,7 +78,7 @@ fn part(text: &str) -> Option<(i128, &str)> {
     let (unit, rest) = UNITS
         .into_iter()
         .find_map(|(name, unit)| rest.strip_prefix(name).map(|rest| (i128::from(unit), rest)))?;
-    // More digits are below a nanosecond in every unit.
+    // Further digits are below a nanosecond in every unit.
     let fraction = &fraction[..fraction.len().min(15)];
     let whole: i128 = if whole.is_empty() {
         0

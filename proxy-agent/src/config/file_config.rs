@@ -18,12 +18,12 @@ use proxy_source::document::{Document, documents_with};
 pub(super) struct FileConfig {
     pub(super) kube_proxy: Option<Value>,
     pub(super) kpx: Option<Value>,
-    /// The unknown and repeated fields: the file may be for a newer kpx, or have mistakes.
+    /// The unknown and repeated fields. They may be mistakes, or belong to a newer version of kpx.
     pub(super) doubtful: Vec<String>,
 }
 
 impl FileConfig {
-    /// Reads a file's documents. An unreadable document is an error with its line.
+    /// Reads a file's documents. For an unreadable document, the error has its line.
     pub(super) fn read(&mut self, path: &Path, text: &str) -> Result<()> {
         for document in documents_with(text, DuplicateKeyPolicy::LastWins) {
             match document {
@@ -103,7 +103,7 @@ impl FileConfig {
     }
 }
 
-/// Decodes a document. Returns its unknown fields; the error is the invalid field and the reason.
+/// Decodes a document. Returns its unknown fields, or the invalid field and the reason.
 fn decode<T: DeserializeOwned>(value: &Value) -> Result<Vec<String>, (String, String)> {
     let mut unknown = Vec::new();
     let mut ignored = |path: serde_ignored::Path<'_>| unknown.push(tree::path(&path.to_string()));

@@ -28,13 +28,13 @@ pub(super) struct Flag {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// The fields of KubeProxyConfiguration that the flag sets, unless there is a `--config` file.
+    /// The flag sets these fields of KubeProxyConfiguration, unless there is a `--config` file.
     KubeProxy(&'static [&'static str]),
-    /// The field of KubeProxyConfiguration that the flag sets, even over a `--config` file.
+    /// The flag sets this field of KubeProxyConfiguration, even over a `--config` file.
     KubeProxyOver(&'static str),
     /// The address of KubeProxyConfiguration whose port the flag sets.
     Port(&'static str),
-    /// The field of KpxConfiguration that the flag sets, even over a file.
+    /// The flag sets this field of KpxConfiguration, even over a file.
     Kpx(&'static str),
     /// An action instead of a field.
     Command,
@@ -49,7 +49,7 @@ pub(super) enum Kind {
     /// A boolean in Go's notation: `--flag` or `--flag=false`.
     Switch,
     Integer,
-    /// An integer; the text is the value of a flag without one.
+    /// An integer; this text is the value of a flag without a value.
     IntegerOr(&'static str),
     Number,
     Text,
@@ -61,13 +61,13 @@ pub(super) enum Kind {
     Gates,
     Duration,
     OneOf(&'static [&'static str]),
-    /// A value of a type of the configuration.
+    /// A closed choice, with this function for its values.
     Choice(fn() -> Vec<PossibleValue>),
     /// A switch whose value may also be `raw`.
     Version,
 }
 
-/// The values from the command line, by the names of their flags.
+/// The values of flags on the command line, by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct FlagValues(BTreeMap<&'static str, Value>);
 
@@ -75,7 +75,7 @@ pub(crate) struct FlagValues(BTreeMap<&'static str, Value>);
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunArgs(pub(crate) FlagValues);
 
-/// The flags that set a node's treatment of packets, for `kpx trace`.
+/// The flags that determine a node's treatment of packets, for `kpx trace`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeArgs(pub(super) FlagValues);
 
@@ -161,7 +161,7 @@ impl FlagValues {
 /// The address that disables a listener: only its port 0 matters.
 pub(super) const OFF: &str = "0.0.0.0:0";
 
-/// Sets the port of an address that lacks one: `--healthz-port` and `--metrics-port`.
+/// Sets the port of an address that has none: `--healthz-port` and `--metrics-port`.
 fn set_port(kube_proxy: &mut Value, field: &str, port: &Value) {
     let address = tree::get(kube_proxy, field)
         .and_then(Value::as_str)
@@ -211,9 +211,9 @@ impl Effect {
     }
 }
 
-/// Returns the command line in clap's form. Adds `cluster` under the plugin's name; adds `run`
-/// under kube-proxy's name, or if only flags are given. `_` in a flag's name becomes `-`, as in
-/// kube-proxy.
+/// Returns the command line in clap's form. Inserts `cluster` under the plugin's name, and `run`
+/// under kube-proxy's name or if only flags are given. Replaces `_` in a flag's name by `-`, as
+/// kube-proxy does.
 pub fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = given.into_iter().collect();
     let own_name = arguments

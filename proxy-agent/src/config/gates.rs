@@ -58,7 +58,6 @@ const OTHERS: [&str; 2] = ["WatchList", "WinOverlay"];
 
 const OBEYED: [&str; 2] = [EXTERNAL_IPS, LOCALHOST];
 
-/// The gates that an operator has set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gates<'a> {
     pub(super) set: &'a BTreeMap<String, bool>,
@@ -81,8 +80,8 @@ impl Gates<'_> {
             .unwrap_or(self.version < DEPRECATED_OFF)
     }
 
-    /// Returns true unless the operator has disabled node ports at loopback addresses. kube-proxy
-    /// needs the gate up to 1.37; the operator must name the addresses in any version.
+    /// Returns true unless the operator has disabled node ports at loopback addresses. Up to 1.37,
+    /// kube-proxy needs the gate. In every version, the operator must configure the addresses.
     pub(super) fn localhost(self) -> bool {
         self.set.get(LOCALHOST).copied().unwrap_or(true)
     }

@@ -1,4 +1,4 @@
-//! The settings of kube-proxy's IPVS mode, and their replacements in kpx.
+//! The settings of kube-proxy's mode ipvs, and their replacements in kpx.
 
 use ipnet::IpNet;
 use proxy_common::frontend::Algorithm;
@@ -13,7 +13,7 @@ use crate::config::tree;
 struct Scheduler {
     name: &'static str,
     nearest: Algorithm,
-    /// The difference for a client or a backend; empty without one.
+    /// The difference for a client or a backend; empty if there is none.
     differs: &'static str,
 }
 
@@ -71,7 +71,7 @@ pub(super) fn defaults(kube_proxy: &Value) -> Value {
     }
 }
 
-/// Returns the scheduler's replacement and the difference; `None` without a difference.
+/// Returns the scheduler's replacement and the difference; `None` if there is no difference.
 pub(super) fn notice(ipvs: &Ipvs) -> Option<String> {
     let Scheduler {
         name,

@@ -19,16 +19,15 @@ pub struct KpxConfiguration {
     pub kind: String,
     #[serde(with = "choice")]
     pub mode: Mode,
-    /// A folder to read objects from, instead of an API server.
+    /// A directory to read objects from, instead of an API server.
     pub manifests: String,
-    /// A context of the kubeconfig.
     pub context: String,
     pub master: String,
     #[serde(rename = "nodeIPs")]
     pub node_ips: Vec<String>,
     #[serde(rename = "serviceCIDRs")]
     pub service_cidrs: Vec<String>,
-    /// The networks that may hold ExternalIPs. Empty: any network. `none` alone: no network.
+    /// The networks that may contain ExternalIPs. Empty: any network. `none` alone: no network.
     #[serde(rename = "externalIPCIDRs")]
     pub external_ip_cidrs: Vec<String>,
     #[serde(with = "choice")]
@@ -62,22 +61,22 @@ pub struct KpxConfiguration {
     pub socket_lb: SocketLb,
     #[serde(rename = "socketLBUDP")]
     pub socket_lb_udp: bool,
-    /// A folder of a cgroup2 file system; empty: its root.
+    /// A directory of a cgroup2 file system; empty: its root.
     pub cgroup_root: String,
     /// Enables local redirects for Services that request them.
     pub local_redirect: bool,
-    /// The networks of addresses other than Services' that LocalRedirects may redirect.
+    /// The networks of addresses that LocalRedirects may redirect, besides Services' addresses.
     pub local_redirect_addresses: Vec<String>,
-    /// The cluster's version, for defaults that depend on kube-proxy's version.
+    /// The cluster's Kubernetes version: some of kube-proxy's defaults depend on it.
     pub kubernetes_version: String,
-    /// Time limit for the Node object.
+    /// The maximum wait for the Node object.
     pub node_timeout: GoDuration,
     pub run_dir: String,
     /// The group that may connect to the agent's socket; empty: root alone.
     pub socket_group: String,
-    /// A folder in a BPF file system.
+    /// A directory in a BPF file system.
     pub bpf_dir: String,
-    /// Removes the data path when the agent ends.
+    /// True if the agent removes everything from this host when it ends.
     pub cleanup_on_exit: bool,
     pub ui: bool,
     /// The maximum number of Service ports with series in `/metrics`.
@@ -92,14 +91,14 @@ impl KpxConfiguration {
     pub const API_VERSION: &str = "kpx.dev/v1alpha1";
     pub const KIND: &str = "KpxConfiguration";
 
-    /// Returns the version in use. Validation reports an invalid version later.
+    /// Returns the version in use: the default if the configured version is invalid.
     pub(super) fn version(&self) -> KubeVersion {
         self.kubernetes_version
             .parse()
             .unwrap_or(KubeVersion::DEFAULT)
     }
 
-    /// Returns the fields without secrets: a URL may hold a password.
+    /// Returns the fields without secrets: a URL may contain a password.
     pub(super) fn without_secrets(&self) -> Value {
         let mut fields = json!(self);
         if !self.master.is_empty() {
@@ -114,7 +113,7 @@ impl KpxConfiguration {
         fields
     }
 
-    /// Returns the options of socket load balancing; `None` if disabled. `masquerades` is true if
+    /// Returns the options of socket load balancing; `None` if disabled. `masquerades` is set if
     /// masquerading depends on clients' addresses, which only packets have.
     pub(super) fn sockets(&self, masquerades: bool, own: &mut Fields) -> Option<SocketOptions> {
         // An invalid scope is already reported, and decides nothing about the other fields.
@@ -154,7 +153,7 @@ impl KpxConfiguration {
         );
         is_on.then_some(SocketOptions {
             everywhere: self.socket_lb == SocketLb::All,
-            // A folder of manifests has no Pods.
+            // A directory of manifests has no Pods.
             pods: self.socket_lb == SocketLb::Auto && self.manifests.is_empty() && !masquerades,
             udp: self.socket_lb_udp,
             is_optional: self.socket_lb == SocketLb::Auto,

@@ -28,7 +28,7 @@ pub struct KubeProxyConfiguration {
     pub enable_profiling: bool,
     pub show_hidden_metrics_for_version: String,
     pub mode: String,
-    /// Set unless the mode is a default.
+    /// Set if the configuration names a mode.
     #[serde(skip)]
     pub(super) mode_is_given: bool,
     pub iptables: Iptables,
@@ -252,7 +252,7 @@ impl KubeProxyConfiguration {
     }
 }
 
-/// Completes an address of the form `IP:port`. A text that is not an address stays for validation.
+/// Completes an address to `IP:port`. Leaves a text that is not an address for validation.
 pub(super) fn with_port(address: &str, default_host: &str, default_port: u16) -> String {
     let (host, port) = match address.strip_prefix(':').map(str::parse) {
         Some(Ok(port)) => (default_host, port),

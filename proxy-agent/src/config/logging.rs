@@ -1,4 +1,4 @@
-//! Sets up the log: its level and its form.
+//! Sets up the log: its level and its format.
 
 use std::io::stderr;
 
@@ -107,8 +107,8 @@ impl Configuration {
     }
 }
 
-/// Returns the filter. kube's own log lines are excluded: kube logs each failure, and kpx logs a
-/// lasting failure once as a problem.
+/// Returns the log filter for a verbosity. Omits kube's own log lines: kube logs each failure, and
+/// kpx logs a lasting failure once, as a problem.
 pub(super) fn filter(verbosity: u32) -> &'static str {
     match verbosity {
         0..=1 => "info,kube_client=off,kube_runtime=error",

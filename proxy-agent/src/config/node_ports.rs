@@ -1,4 +1,4 @@
-//! Decides which of the node's addresses serve node ports.
+//! Decides at which of the node's addresses node ports are reachable.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,12 +22,11 @@ pub enum Localhost {
     /// 127.0.0.1 unless other addresses are configured, and each loopback address configured by
     /// name: kube-proxy's rule in mode iptables.
     Included,
-    /// The addresses configured by name, with local endpoints only under `externalTrafficPolicy:
-    /// Local`: kube-proxy's rule in mode nftables (KEP-6032).
+    /// The loopback addresses that are configured explicitly. Under `externalTrafficPolicy: Local`,
+    /// only with local endpoints. This is kube-proxy's rule in mode nftables (KEP-6032).
     Named,
 }
 
-/// The loopback address of each family.
 const LOCALHOSTS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -52,8 +51,8 @@ impl NodePortAddresses {
         nets.is_ok()
     }
 
-    /// Returns true if the address serves node ports to all clients; loopback addresses never do.
-    /// `primary` are the node's primary addresses.
+    /// Returns true if all clients can reach node ports at the address; never for a loopback
+    /// address. `primary` are the node's primary addresses.
     pub fn accepts(&self, addr: IpAddr, primary: &[IpAddr]) -> bool {
         let is_named = self.primary && primary.contains(&addr)
             || self.nets.iter().any(|net| net.contains(&addr));
@@ -62,7 +61,7 @@ impl NodePortAddresses {
 
     /// Returns the loopback addresses at which local processes reach node ports.
     pub fn localhosts(&self, localhost: Localhost) -> Vec<IpAddr> {
-        // A larger network that contains loopback addresses does not name them.
+        // A larger network that contains loopback addresses does not configure them explicitly.
         let is_named = |addr| {
             self.nets
                 .iter()
@@ -80,8 +79,8 @@ impl NodePortAddresses {
         LOCALHOSTS.into_iter().filter(serves).collect()
     }
 
-    /// Returns the addresses to listen on for a service at the node port addresses. The unspecified
-    /// address stands for a whole family. `own` are the node's addresses.
+    /// Returns the addresses to listen on for a server at the node port addresses. The unspecified
+    /// address stands for its whole family. `own` are the node's addresses.
     pub fn listen_on(
         &self,
         own: impl IntoIterator<Item = IpAddr>,

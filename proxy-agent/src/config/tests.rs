@@ -58,7 +58,6 @@ impl ConfigFile {
         Self { folder, path }
     }
 
-    /// Creates a file of a KubeProxyConfiguration with these fields.
     fn kube_proxy(fields: &str) -> Self {
         Self::new(&format!(
             "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}"
@@ -76,7 +75,7 @@ impl ConfigFile {
         configuration.settings().unwrap()
     }
 
-    /// Returns the error of loading the file, without the file's folder.
+    /// Returns the error of loading the file, without the file's directory.
     fn error(&self, line: &str) -> String {
         let error = self
             .load(line)

@@ -13,7 +13,7 @@ use super::flags::{FlagValues, NodeArgs};
 use crate::node::NodeOptions;
 use crate::node::detect::{Detection, Detector};
 
-/// The options of a node, and its detector's data from the cluster.
+/// The options of a node, and the cluster's data for its detector.
 #[derive(Debug)]
 pub struct TracedNode {
     options: NodeOptions,

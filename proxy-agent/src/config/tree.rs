@@ -1,4 +1,4 @@
-//! Access to the fields of a document by paths such as `iptables.syncPeriod`.
+//! Accesses the fields of a document by paths such as `iptables.syncPeriod`.
 
 use serde_json::{Map, Value};
 
@@ -78,7 +78,7 @@ pub(super) fn path(dotted: &str) -> String {
     path
 }
 
-/// Joins the values of a repeated flag: lists and maps grow.
+/// Joins the values of a repeated flag. Lists and maps are merged; other values are replaced.
 pub(super) fn join(first: Value, more: Value) -> Value {
     match (first, more) {
         (Value::Array(first), Value::Array(more)) => first.into_iter().chain(more).collect(),

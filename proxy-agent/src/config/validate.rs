@@ -28,7 +28,7 @@ const DEVICE_NAME_MAX: usize = 15;
 /// The maximum number of packets of a kind that the monitor keeps: up to 100 MiB.
 const MONITOR_HISTORY_MAX: u32 = 100_000;
 
-/// The parsed fields of both documents.
+/// The checked fields of both documents.
 #[derive(Debug)]
 pub(super) struct Checked {
     pub(super) node: NodeOptions,
@@ -124,7 +124,7 @@ fn node_options(
         masquerade: kpx.masquerade,
         masquerade_all: kube_proxy.common().masquerade_all,
         cluster_ip_external: kpx.cluster_ip_external,
-        // A host in mode `host` has no pods.
+        // A host in host mode has no pods.
         fast_path: if is_host {
             FastPath::Off
         } else {
@@ -135,7 +135,7 @@ fn node_options(
     }
 }
 
-/// Returns the settings that decide the meaning of a Service.
+/// Returns the settings that determine how Services are translated.
 fn model_options(
     own: &mut Fields,
     kpx: &KpxConfiguration,
@@ -177,7 +177,7 @@ fn manifests(own: &mut Fields, kube_proxy: &KubeProxyConfiguration, kpx: &KpxCon
 }
 
 /// Returns the id of the group that may query the agent. A static binary can look up names only in
-/// the file.
+/// `/etc/group`.
 fn socket_group(own: &mut Fields, group: &str) -> Option<u32> {
     if group.is_empty() {
         return None;
@@ -193,7 +193,7 @@ fn socket_group(own: &mut Fields, group: &str) -> Option<u32> {
     number
 }
 
-/// Finds the id of a group in the text of `/etc/group`: `name:password:number:members`.
+/// Returns the id of a group from the text of `/etc/group`: `name:password:number:members`.
 fn group_number(groups: &str, name: &str) -> Option<u32> {
     let lines = groups
         .lines()
@@ -282,7 +282,7 @@ fn of_the_mode(own: &mut Fields, kpx: &KpxConfiguration) {
     );
 }
 
-/// Returns the address and zone of the name server; `None` if disabled.
+/// Returns the address and zone of the DNS server; `None` if disabled.
 fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
     let zone = Zone::new(&kpx.cluster_domain);
     let why = zone.as_ref().err().map(|error| format!("{error:#}"));
@@ -318,7 +318,7 @@ fn names(own: &mut Fields, kpx: &KpxConfiguration) -> Option<NamesOptions> {
     })
 }
 
-/// Returns the node's own address; the unspecified address is `None`.
+/// Returns the node's own address; `None` for the unspecified address.
 fn bind_address(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Option<IpAddr> {
     let why = "not a valid textual representation of an IP address";
     let address: Option<IpAddr> = fields.parse("bindAddress", &kube_proxy.bind_address, why);
@@ -339,7 +339,7 @@ fn node_ports(fields: &mut Fields, given: &[String]) -> NodePortAddresses {
     addresses
 }
 
-/// Returns the loopback rule of kube-proxy's mode.
+/// Returns kube-proxy's rule for node ports at loopback addresses.
 fn localhost(kube_proxy: &KubeProxyConfiguration, gates: Gates<'_>) -> Localhost {
     match kube_proxy.mode.as_str() {
         NFTABLES if !gates.localhost() => Localhost::Off,
@@ -439,7 +439,7 @@ fn listen_address(fields: &mut Fields, field: &str, text: &str) -> Option<Socket
     address.filter(|address| address.port() != 0)
 }
 
-/// Returns the conntrack limits to set. Zero keeps the kernel's value.
+/// Returns the conntrack settings. 0 keeps the kernel's value.
 fn conntrack(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) -> Conntrack {
     let given = &kube_proxy.conntrack;
     let mut count = |field, count: i32| {
@@ -524,7 +524,7 @@ fn ipvs(fields: &mut Fields, ipvs: &Ipvs) {
         fields.parse_each("ipvs.excludeCIDRs", &ipvs.exclude_cidrs, "must be a CIDR");
 }
 
-/// Checks the times, numbers and folders of kpx's own document.
+/// Checks the durations, numbers and directories of kpx's own document.
 fn own_scalars(own: &mut Fields, kpx: &KpxConfiguration) {
     own.positive("nodeTimeout", kpx.node_timeout);
     own.check(
@@ -542,7 +542,7 @@ fn own_scalars(own: &mut Fields, kpx: &KpxConfiguration) {
     );
 }
 
-/// Checks the times and numbers of kube-proxy's document.
+/// Checks the durations and numbers of kube-proxy's document.
 fn scalars(fields: &mut Fields, kube_proxy: &KubeProxyConfiguration) {
     let oom_score_adj = kube_proxy.oom_score_adj;
     let burst = kube_proxy.client_connection.burst;

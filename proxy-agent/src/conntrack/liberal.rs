@@ -1,7 +1,7 @@
-//! Makes conntrack entries liberal for flows that skip the stack, one flow at a time.
+//! Makes conntrack entries liberal for flows that bypass the network stack, one flow at a time.
 //!
-//! Conntrack sees one packet in sixteen seconds of such a flow, and its end. Its last packet may
-//! look unacknowledged, and conntrack soon drops such a connection when it falls silent. The agent
+//! Conntrack sees one packet in sixteen seconds of such a flow, and the flow's end. The last packet
+//! may look unacknowledged, and conntrack then soon drops the entry of a silent flow. The agent
 //! therefore renews the entry when a flow falls silent, and once a minute while the flow continues.
 
 use std::collections::{HashMap, VecDeque};
@@ -19,33 +19,36 @@ use proxy_net::sysctl;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-/// The time between two reads of requests while requests come, and the most requests of one read.
+/// The time between two reads of requests while requests come, and the maximum number of answers
+/// per read.
 const PERIOD: Duration = Duration::from_millis(150);
 const QUESTIONS: usize = 256;
-/// The same time without requests. A flow repeats its request every second.
+/// The time between two reads while no requests come. A flow repeats its request every second.
 const REST: Duration = Duration::from_secs(1);
-/// The time between two checks of liberal flows, and the most flows of one check.
+/// The time between two checks of liberal flows, and the maximum number of flows in one check.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOKS: usize = 7_168;
-/// The most liberal flows at a time. The programs' map has room for more.
+/// The maximum number of liberal flows. The programs' map has space for more.
 const FLOWS_MAX: usize = 60_000;
-/// The most liberal flows of clients outside: any host can borrow addresses for more.
+/// The maximum number of liberal flows with clients outside, of which one host can spoof any
+/// number.
 const FAR_MAX: usize = FLOWS_MAX / 2;
 
-/// The seconds from the answer until a flow skips the stack.
+/// The seconds from the answer until a flow bypasses the stack.
 const BEGIN_SECS: u32 = 3;
 /// The seconds of silence after which no packet of a flow is in transit.
 const SILENCE_SECS: u32 = 5;
 /// The seconds between two renewals of a flow that continues.
 const AGAIN_SECS: u32 = 60;
-/// The longest timeout in seconds of a silent conntrack entry: longer than the programs keep the
+/// The maximum timeout in seconds of a silent conntrack entry: longer than the programs keep the
 /// flow.
 const KEPT_SECS: u32 = 8_200;
 const ESTABLISHED: &str = "netfilter/nf_conntrack_tcp_timeout_established";
 
 struct Known {
     flow: OpenFlow,
-    /// The time of the last change of the conntrack entry, and whether it was the first.
+    /// The time of the last change of the conntrack entry in seconds since boot, and whether it was
+    /// the first.
     told_secs: u32,
     is_new: bool,
 }
@@ -110,7 +113,7 @@ pub async fn answer(flows: LiberalFlows) -> Result<()> {
 }
 
 impl Answers {
-    /// Answers the pending requests. Returns true if more may come soon.
+    /// Answers pending requests. Returns true if there were any.
     async fn answer_questions(&mut self) -> Result<bool> {
         while self.waiting.has_room()
             && let Some(offer) = self.flows.offered()?
@@ -143,7 +146,7 @@ impl Answers {
     }
 
     fn agree(&mut self, offer: &Offer, flow: OpenFlow) {
-        // Without a row the flow repeats its request.
+        // A flow whose row cannot be written repeats its request.
         if let Err(error) = self.flows.make_liberal(offer) {
             debug!(error = format!("{error:#}"), "a flow gets no answer");
             return;
@@ -160,7 +163,7 @@ impl Answers {
         }
     }
 
-    /// Checks a part of the liberal flows: each flow every other second, up to the limit.
+    /// Checks half of the liberal flows, at most [`LOOKS`].
     async fn look_at_known(&mut self) -> Result<()> {
         let now_secs = now_secs()?;
         for _ in 0..LOOKS.min(self.order.len().div_ceil(2)) {
@@ -235,8 +238,9 @@ impl Waiting {
 }
 
 impl Known {
-    /// Returns true if the entry needs a renewal: when the flow begins to skip the stack, and,
-    /// after packets since the last renewal, when the flow is silent or the last renewal is old.
+    /// Returns true if the entry needs a renewal: once when the flow begins to bypass the stack;
+    /// and, if packets came since the last renewal, when the flow is silent or the last renewal is
+    /// old.
     fn is_due(&self, now_secs: u32) -> bool {
         let told_ago = now_secs.saturating_sub(self.told_secs);
         let is_silent = now_secs.saturating_sub(self.flow.last_secs) >= SILENCE_SECS;
@@ -245,8 +249,8 @@ impl Known {
     }
 }
 
-/// Returns true if one more flow may become liberal, given `known` such flows, `far` of them from
-/// outside.
+/// Returns true if one more flow may become liberal. `known` flows are liberal, and `far` of these
+/// have clients outside.
 const fn has_room(known: usize, far: usize, is_far: bool) -> bool {
     known < FLOWS_MAX && (!is_far || far < FAR_MAX)
 }
@@ -269,7 +273,7 @@ fn followed(flow: &OpenFlow) -> Option<Followed> {
     }
 }
 
-/// Returns the time of the programs' clock (`CLOCK_BOOTTIME`).
+/// Returns the time in seconds of the programs' clock (`CLOCK_BOOTTIME`).
 fn now_secs() -> Result<u32> {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).context("read the time since boot")?;
     u32::try_from(now.tv_sec()).context("the time since boot")
@@ -284,7 +288,7 @@ mod tests {
 
     use super::*;
 
-    // The flows outnumber the answers of two seconds. Each flow repeats its request every second
+    // There are more flows than two seconds of answers. Each flow repeats its request every second
     // until an answer comes.
     #[test]
     fn flows_that_ask_all_at_once_get_answers_that_are_for_them() {

@@ -1,11 +1,11 @@
-//! Deletes kube-proxy's conntrack entries for frontends that kpx translates. The kernel keeps them
-//! while packets come.
+//! Deletes kube-proxy's conntrack entries for frontends that kpx translates. The kernel keeps such
+//! entries while packets come.
 //!
-//! With kpx no netfilter rule translates frontends. Packets from pods and from outside are
-//! translated before netfilter, and a stale entry collides with theirs because its replies look the
-//! same. The host's own packets pass netfilter untranslated on their way into the anchor, where a
-//! stale entry sends them to a backend that may be gone. Netfilter's own entries for the host's
-//! packets translate nothing, and kpx keeps them.
+//! With kpx no netfilter rule translates frontends. Packets of pods and of clients outside are
+//! translated before netfilter, and a stale entry collides with their entry because the replies
+//! look alike. The host's own packets pass netfilter untranslated on their way into the anchor,
+//! where a stale entry sends them to a backend that may be gone. Netfilter's own entries for the
+//! host's packets translate nothing, and kpx keeps them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,9 +29,9 @@ const COUNT: &str = "netfilter/nf_conntrack_count";
 /// The addresses and ports that clients dial by UDP.
 #[derive(Clone, Debug, Default)]
 pub struct Frontends {
-    /// The dialled sockets. A node port has the unspecified address.
+    /// The dialled addresses and ports. A node port has the unspecified address.
     dialled: BTreeSet<SocketAddr>,
-    /// The addresses that serve node ports.
+    /// This node's addresses, at which node ports are dialled.
     own: BTreeSet<IpAddr>,
 }
 
@@ -70,8 +70,8 @@ impl Frontends {
     }
 }
 
-/// Returns the UDP sockets that clients dial, without redirected addresses: other programs may
-/// translate those.
+/// Returns the UDP addresses and ports that clients dial, except redirected addresses: other
+/// programs may translate those.
 fn dialled<A: Addr>(tables: &FamilyTables<A>) -> impl Iterator<Item = SocketAddr> {
     let passes = |frontend: &Frontend<A>| {
         tables

@@ -18,11 +18,11 @@ use proxy_net::sysctl;
 use proxy_source::events::Events;
 
 const MAX: &str = "netfilter/nf_conntrack_max";
-/// The number of buckets of the hash table, for all namespaces. Only this file sets it.
+/// The file with the number of buckets of the hash table, for all namespaces.
 const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
 
-/// The settings of the kernel's conntrack, which sees each flow translated. An unset field leaves
-/// the kernel's value.
+/// The settings of the kernel's conntrack, which sees each flow translated. `None` keeps the
+/// kernel's value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conntrack {
     pub max_per_core: Option<u32>,
@@ -34,7 +34,7 @@ pub struct Conntrack {
     pub udp_stream_timeout: Option<Duration>,
 }
 
-/// Sets the kernel's parameters. A failed write is reported, and the agent serves all the same.
+/// Sets the kernel's parameters. A failed write is reported, and the agent serves without it.
 pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
     if let Some(max) = max(settings, processors())
         && let Err(error) = set_max(max, changes)
@@ -59,7 +59,7 @@ pub fn apply(settings: &Conntrack, changes: &Changes, events: &Events) {
 }
 
 /// Returns the idle timeouts of flows: the operator's, else the kernel's current values. The
-/// kernel's two minutes for UDP streams are shorter than the programs' default.
+/// kernel's timeout of UDP streams, two minutes by default, is raised to the programs' default.
 pub fn flow_timeouts(settings: &Conntrack) -> Timeouts {
     let default = Timeouts::DEFAULT;
     let established = settings.tcp_established_timeout;
@@ -82,13 +82,13 @@ pub fn flow_timeouts(settings: &Conntrack) -> Timeouts {
     }
 }
 
-/// Returns a timeout that the operator has set. 0 means the kernel's.
+/// Returns the operator's timeout in seconds. `None` if unset or 0: the kernel's timeout applies.
 fn secs(set: Option<Duration>) -> Option<u32> {
     set.filter(|time| time.as_secs() > 0)
         .map(|time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX))
 }
 
-/// Returns the kernel's timeout. None without conntrack.
+/// Returns the kernel's timeout in seconds. `None` if there is no conntrack.
 fn secs_as_they_stand(name: &str) -> Option<u32> {
     sysctl::read(&format!("netfilter/nf_conntrack_{name}"))
         .ok()
@@ -107,7 +107,8 @@ pub fn wanted(settings: &Conntrack) -> BTreeMap<&'static str, String> {
         .collect()
 }
 
-/// Returns the number of entries for all families together: a number per processor, with a minimum.
+/// Returns the maximum number of entries of all families: a number per processor, with a minimum.
+/// `None` keeps the kernel's value.
 fn max(settings: &Conntrack, processors: u32) -> Option<u32> {
     let per_core = settings.max_per_core.filter(|per_core| *per_core > 0)?;
     Some(
@@ -117,8 +118,8 @@ fn max(settings: &Conntrack, processors: u32) -> Option<u32> {
     )
 }
 
-/// Returns timeouts in seconds, and whether conntrack tracks TCP strictly. A setting of 0 keeps the
-/// kernel's value.
+/// Returns timeouts in seconds, and whether conntrack is liberal towards TCP. A setting of 0 keeps
+/// the kernel's value.
 fn timeouts(settings: &Conntrack) -> impl Iterator<Item = (&'static str, u64)> {
     let secs = |time: Option<Duration>| time.map_or(0, |time| time.as_secs());
     let values = [
@@ -151,7 +152,7 @@ fn set_max(max: u32, changes: &Changes) -> Result<()> {
     write(MAX, u64::from(max), changes)?;
     let size = match fs::read_to_string(HASH_SIZE) {
         Ok(size) => size,
-        // The module is built into the kernel, or missing.
+        // The module is missing, or built into the kernel.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error).with_context(|| format!("read {HASH_SIZE}")),
     };

@@ -1,7 +1,7 @@
-//! `/flows`: the flows of this node as lines of JSON, and the end of selected flows.
+//! `/flows`: lists the flows of this node as lines of JSON, and ends selected flows.
 //!
 //! A large table has hundreds of thousands of flows. The agent reads a batch on its own thread when
-//! the client has taken the previous batch. So neither memory nor the loop depends on the number of
+//! the client has read the previous batch. So neither memory nor the loop depends on the number of
 //! flows or on a slow client.
 
 use std::net::IpAddr;
@@ -24,19 +24,18 @@ use proxy_core::desired::Snapshot;
 use proxy_datapath::{FlowMaps, FlowReader};
 use proxy_view::{FlowView, Names, frontend_names};
 
-/// The most concurrent lists: each holds a batch and the names of all frontends.
+/// The maximum number of concurrent lists: each holds a batch and the names of all frontends.
 const LISTS: usize = 4;
 
 static ROOM: Semaphore = Semaphore::const_new(LISTS);
 
-/// The flows that a client selects.
+/// A client's selection of flows: every field that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct FlowFilter {
     /// `namespace/name`.
     pub service: Option<String>,
     pub client: Option<IpAddr>,
     pub backend: Option<IpAddr>,
-    /// The namespace of the Service.
     pub namespace: Option<String>,
     /// A comma-separated list.
     pub states: Option<String>,
@@ -128,7 +127,7 @@ fn encoded(text: &str) -> String {
     text.bytes().map(byte).collect()
 }
 
-/// Ends flows. A client with read access alone is refused.
+/// Ends flows. Refuses a client that may only read.
 pub(super) async fn end(
     State(agent): State<AgentHandle>,
     client: Option<Extension<Client>>,
@@ -179,7 +178,7 @@ impl List {
             .context("open the list of flows")?
     }
 
-    /// Returns the lines. Each batch is read when the client has taken the previous batch.
+    /// Returns the lines. Each batch is read when the client has read the previous batch.
     fn lines(self) -> impl TryStream<Ok = Bytes, Error = anyhow::Error> + Send + 'static {
         stream::try_unfold(self, |mut list| async {
             let batch = spawn_blocking(move || {
@@ -191,7 +190,7 @@ impl List {
         })
     }
 
-    /// Returns some lines; None after the last matching flow.
+    /// Returns some lines; `None` after the last matching flow.
     fn next_lines(&mut self) -> Result<Option<Bytes>> {
         while let Some(flows) = self.reader.next_batch()? {
             let views = flows

@@ -8,16 +8,16 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// A stream whose writes fail if the far end takes no data for a time.
+/// A stream whose writes fail if the peer reads no data for some time.
 pub(super) struct Patient<S> {
     stream: S,
     patience: Option<Duration>,
-    /// The time limit of the pending write; None without one.
+    /// The deadline of the pending write; `None` if no write is pending.
     end: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Patient<S> {
-    /// Wraps a stream. `None` waits without limit.
+    /// Wraps a stream. If `patience` is `None`, writes may wait for ever.
     pub(super) const fn new(stream: S, patience: Option<Duration>) -> Self {
         Self {
             stream,
@@ -26,7 +26,7 @@ impl<S> Patient<S> {
         }
     }
 
-    /// Returns the result of a write, or an error once writes have waited too long.
+    /// Returns the result of a write, or an error if writes have waited too long.
     fn bounded<T>(
         &mut self,
         context: &mut Context<'_>,

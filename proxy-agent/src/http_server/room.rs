@@ -9,8 +9,8 @@ use proxy_common::addr::{Addr, Addr6};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
-/// The most connections of a listener, and of all listeners with a shared limit. If the process may
-/// open few files, these limits are a sixteenth and a quarter of its file limit.
+/// The maximum number of connections of a listener, and of all listeners that share a limit. If the
+/// process may open few files, these limits are a sixteenth and a quarter of its file limit.
 const OF_LISTENER: usize = 256;
 const IN_SUM: usize = 1_024;
 
@@ -22,7 +22,7 @@ pub(crate) struct Room {
     open: Arc<Mutex<Open>>,
 }
 
-/// The part of one listener.
+/// One listener's share of the limit.
 #[derive(Debug)]
 pub(crate) struct Place {
     room: Room,
@@ -43,7 +43,7 @@ struct Open {
 #[derive(Debug)]
 struct Connection {
     listener: usize,
-    /// None for a client at this host's own socket.
+    /// The client's address; `None` at the Unix socket.
     client: Option<IpAddr>,
     task: AbortHandle,
 }
@@ -99,7 +99,7 @@ impl Place {
         self.room.lock().connections.push_back(connection);
     }
 
-    /// Returns a permit, for which one of these connections may have to end. On a busy machine an
+    /// Returns a permit, if necessary by ending one of these connections. On a busy machine an
     /// aborted task lives on for a while, with its connection open.
     async fn permit(
         &self,
@@ -129,8 +129,8 @@ impl Open {
         }
     }
 
-    /// Returns the oldest connection of the client with the most. By age alone, one client could
-    /// end all other connections before their requests.
+    /// Returns the index of the oldest connection of the client with the most connections. By age
+    /// alone, one client could end all other connections before their requests.
     fn gives_way(&self, among: impl Fn(&Connection) -> bool) -> Option<usize> {
         let mut of_site = HashMap::<_, usize>::new();
         let mut of_client = HashMap::<_, usize>::new();
@@ -161,7 +161,7 @@ fn site(client: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns this process's limit on open files, after it is raised.
+/// Returns this process's hard limit on open files.
 pub(crate) fn files() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(1_024, |(_, hard)| {
         usize::try_from(hard).unwrap_or(usize::MAX)
@@ -177,7 +177,7 @@ mod tests {
     const GREEDY: &str = "10.244.1.2";
     const PROBER: &str = "192.0.2.1";
 
-    /// Admits a lasting connection, and returns it.
+    /// Admits a connection that never ends, and returns its task.
     async fn connect(place: &Place, client: &str) -> JoinHandle<()> {
         let client = client.parse().unwrap();
         let mut task = None;
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    /// A host with an IPv6 address has 2^64 of them.
+    /// A host with an IPv6 address has 2^64 addresses.
     #[tokio::test]
     async fn client_with_many_addresses_of_ipv6_counts_as_one() {
         let place = Room::new(8, 100).place();
@@ -255,7 +255,7 @@ mod tests {
         assert!(!probe.is_finished());
     }
 
-    /// A probe at the port of one tenant costs no connection at the port of another.
+    /// A load at one listener's port ends no connection of another listener.
     #[tokio::test]
     async fn listener_that_is_full_ends_its_own_connections() {
         let room = Room::new(4, 100);

@@ -88,7 +88,7 @@ async fn half_a_header_ends_the_connection_after_5_seconds() {
     }
 }
 
-/// Returns the client's end of a connection, and the server's task.
+/// Returns the client's side of a connection, and the server's task.
 fn conversation() -> (DuplexStream, JoinHandle<()>) {
     let (client, server) = duplex(1 << 10);
     (client, tokio::spawn(converse(server, router())))
@@ -115,7 +115,6 @@ async fn connect(host: u8, to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Reads the first part of an answer.
 async fn read_some(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> String {
     let mut bytes = [0; 1_024];
     let count = timeout(DEADLINE, stream.read(&mut bytes))

@@ -73,7 +73,7 @@ enum Output {
 
 pub async fn monitor(args: &MonitorArgs) -> Result<()> {
     let client = Client::new(&args.run_dir);
-    // A wrong name would wait in silence.
+    // With a wrong name the command would wait without output.
     if let Some(name) = &args.service {
         name.clone()
             .within(args.within.namespace.as_deref())
@@ -101,7 +101,7 @@ pub async fn monitor(args: &MonitorArgs) -> Result<()> {
         if !filter.wants(&event) {
             continue;
         }
-        // Past events arrive at once, in a limited number.
+        // Past events are exempt from the limit: their number is limited.
         let (lost, may) = if event.time < started {
             (0, true)
         } else {
@@ -160,8 +160,8 @@ struct Namer {
 }
 
 impl Namer {
-    /// Adds the Service's name to the event. For an unknown Service the names are read again, at
-    /// most once a second, because it may be new or gone.
+    /// Adds the Service's name to the event. If the Service is unknown, it may be new: reads the
+    /// names again, at most once a second.
     async fn name(&mut self, event: &mut Event) -> Result<()> {
         const PERIOD: Duration = Duration::from_secs(1);
         event.name(&self.names);

@@ -23,19 +23,19 @@ pub struct Event {
     pub time: Timestamp,
     /// The kind of event: `decision`, `drop`, `reject`, or `lost`.
     pub what: String,
-    /// The reason of a drop or rejection, by its name in `kpx status`.
+    /// The reason of a drop or rejection, named as in `kpx status`.
     pub reason: Option<String>,
     /// The hook: `ingress`, `egress`, `anchor` or `lo`.
     pub hook: String,
     pub ifindex: u32,
     pub device: Option<String>,
-    /// The protocol: `TCP`, `UDP` or `SCTP`. None, without addresses, for headers that the programs
-    /// did not parse.
+    /// The protocol: `TCP`, `UDP` or `SCTP`. `None`, like the addresses, for headers that the
+    /// programs did not parse.
     pub protocol: Option<String>,
     pub client: Option<SocketAddr>,
     pub dialled: Option<SocketAddr>,
     pub decision: Option<DecisionEvent>,
-    /// The number of lost events of a `lost` event.
+    /// The number of lost events, in a `lost` event.
     pub lost: u64,
 }
 
@@ -43,23 +43,23 @@ pub struct Event {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DecisionEvent {
-    /// The kind: `ClusterIP`, `NodePort`, `ExternalIP` or `LoadBalancer`.
+    /// The kind of frontend: `ClusterIP`, `NodePort`, `ExternalIP` or `LoadBalancer`.
     pub kind: String,
     /// The ClusterIP and port of the service port.
     pub service: SocketAddr,
-    /// The namespace of the Service; None if unknown, for example because the Service is gone.
+    /// The namespace of the Service; `None` if unknown, for example because the Service is gone.
     pub namespace: Option<String>,
     pub name: Option<String>,
     pub port_name: Option<String>,
     /// The place of the client: `outside`, `detected`, `pod` or `node`.
     pub origin: String,
-    /// The set of endpoints, `cluster` or `local`; None if the decision came before the choice of a
-    /// set.
+    /// The set of endpoints, `cluster` or `local`; `None` if the decision fell before a set was
+    /// chosen.
     pub set: Option<String>,
     pub backend: Option<SocketAddr>,
     /// True if session affinity chose the backend.
     pub affinity: bool,
-    /// The client's address as the backend sees it, if a flow was opened.
+    /// The client's address as the backend sees it; `None` if no flow was opened.
     pub source: Option<SocketAddr>,
     /// True if the backend sees the node instead of the client.
     pub masquerade: bool,
@@ -164,7 +164,7 @@ pub(super) fn is_housekeeping(record: &AnyRecord) -> bool {
 }
 
 impl DecisionEvent {
-    /// Returns the decision; None if the packet was not to a frontend.
+    /// Returns the decision; `None` if the packet's destination is no frontend.
     fn of<A: Addr>(record: &Record<A>, opened: bool) -> Option<Self> {
         let decision = &record.decision;
         if !decision.has(Decision::<A>::FRONTEND) {

@@ -1,4 +1,4 @@
-//! Selects events for a reader.
+//! Selects events for a watcher.
 
 use std::net::IpAddr;
 
@@ -19,8 +19,8 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// Returns true if the event matches. Lost events might have matched, so they count as
-    /// matching.
+    /// Returns true if the event matches. Lost events count as matching, because they might have
+    /// matched.
     pub(crate) fn wants(&self, event: &Event) -> bool {
         let is_decision = event.what == "decision";
         let kind = if self.decisions {

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 
 use super::event::Event;
 
-/// The past events. Decisions and refusals have the same separate limit, so that a flood of one
-/// kind does not evict the other.
+/// The past events. Decisions and refusals each have this limit, so that a flood of one kind does
+/// not evict the other kind.
 #[derive(Debug)]
 pub(super) struct Past {
     most: usize,
@@ -24,14 +24,14 @@ struct Kept {
     gone: u64,
 }
 
-/// A reader's position: for each kind, the number of its next event and of its end.
+/// A reader's position: for each kind, the number of the next event, and of the end.
 ///
-/// A stopped reader holds no event, however many are evicted.
+/// A position holds no events, so a stopped reader keeps none in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place([Range<u64>; 2]);
 
 impl Past {
-    /// Creates the store of at most `most` decisions and as many refusals; None for 0.
+    /// Creates the store of at most `most` decisions and as many refusals; `None` for 0.
     pub(super) fn of(most: usize) -> Option<Self> {
         (most > 0).then(|| Self {
             most,
@@ -53,8 +53,7 @@ impl Past {
         kept.events.push_back(event);
     }
 
-    /// Returns the position of the first event since a time. `follows`: later events are wanted
-    /// too.
+    /// Returns the position of the first event since a time. With `follows` it has no end.
     pub(super) fn place(&self, time: Timestamp, follows: bool) -> Place {
         Place([&self.decisions, &self.refusals].map(|kept| {
             let before = kept
@@ -170,7 +169,7 @@ mod tests {
 
     #[test]
     fn event_takes_less_than_a_kilobyte() {
-        // The texts are short: words of the programs, and a device's name.
+        // All texts are short: the programs' words, and a device's name.
         const TEXTS: usize = 9 * 32;
         assert!(size_of::<Event>() + TEXTS < 1_024, "{}", size_of::<Event>());
     }

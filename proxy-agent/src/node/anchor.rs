@@ -8,22 +8,22 @@ use proxy_net::anchor::{self, Anchor, anchor_mtu};
 use proxy_net::link::Link;
 use tracing::debug;
 
-/// The anchor's device, as last created.
+/// The anchor device, as last created.
 pub(super) struct AnchorDevice {
     handle: Handle,
     device: Anchor,
     mtu: u32,
-    /// Set if 127.0.0.1 serves node ports.
+    /// Set if node ports are reachable at 127.0.0.1.
     serves_localhost: bool,
 }
 
-/// The state of the anchor after a check. [`AnchorDevice::set`] takes it over once the rest of the
-/// node has adapted.
+/// The state of the anchor after a check. [`AnchorDevice::set`] stores it once the rest of the node
+/// has adapted.
 pub(super) struct AnchorState {
     pub(super) device: Anchor,
     /// Set if the anchor existed before.
     pub(super) was_up: bool,
-    /// The number of restored sysctls. The sysctls of a missing or stopped anchor are not counted.
+    /// The number of restored sysctls; 0 if the anchor was missing or down.
     pub(super) sysctls: u64,
     mtu: u32,
 }
@@ -56,8 +56,8 @@ impl AnchorDevice {
     }
 
     /// Restores the anchor if it is missing or down, or if its MTU differs from the uplinks'.
-    /// `listed` forces a full check, because some damage does not show. Returns None if nothing was
-    /// due.
+    /// `listed` forces a full check, because some damage does not show. Returns `None` if nothing
+    /// was due.
     pub(super) async fn fit(
         &self,
         links: &BTreeMap<u32, Link>,
@@ -68,8 +68,7 @@ impl AnchorDevice {
         if mtu == self.mtu && up && !listed {
             return Ok(None);
         }
-        // The list of devices is slightly old. Since then the anchor may have gone up and down
-        // again.
+        // The list of devices is slightly old: the anchor may have gone up and down again since.
         let was_up = anchor::stands(&self.handle)
             .await
             .context("look at the anchor")?;

@@ -1,5 +1,5 @@
-//! Finds the bypass connections: the stack has no effect on them, so they may skip it from their
-//! first packet on.
+//! Finds the connections that may bypass the network stack from their first packet on, because the
+//! stack has no effect on them.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,10 +9,10 @@ use ipnet::IpNet;
 use proxy_common::device::Node;
 use proxy_net::netfilter::{Judgement, Netfilter};
 
-/// The connections that may skip the stack from their first packet on.
+/// The connections that may bypass the stack from their first packet on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Bypass {
-    /// The reasons against.
+    /// No connection may, for these reasons.
     None(Vec<String>),
     /// Connections of this node's pods between these addresses.
     Some {
@@ -23,8 +23,8 @@ pub(super) enum Bypass {
     },
 }
 
-/// The open bypass connections that keep skipping the stack, by the networks of both ends. The
-/// rules accept established connections between these networks, and do nothing else to them.
+/// The bypass connections that may stay, by the networks of both endpoints. The rules accept
+/// established connections between these networks, and have no other effect on them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Staying {
     /// For connections between pods of this node.
@@ -33,7 +33,7 @@ pub(super) struct Staying {
     far: Vec<IpNet>,
 }
 
-/// The addresses of both ends of a connection.
+/// The networks that contain both endpoints of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Among {
     All,
@@ -43,19 +43,20 @@ pub(super) enum Among {
     PodCidrs(Vec<IpNet>),
 }
 
-/// The facts of this node that the rules are evaluated with.
+/// The facts of this node for which the rules are evaluated.
 pub(super) struct Facts {
     /// The networks of the cluster's pods, if configured.
     pub(super) cluster: Vec<IpNet>,
     /// The Node object's podCIDRs.
     pub(super) pod_cidrs: Vec<IpNet>,
-    /// The devices that no packet between pods of this node passes.
+    /// The devices that are on no path between pods of this node.
     pub(super) no_pods: BTreeSet<String>,
-    /// Of `no_pods`, the devices that no packet to a pod of another node passes either.
+    /// The devices of `no_pods` that are on no path to a pod of another node either.
     pub(super) no_ways: BTreeSet<String>,
-    /// The pods' devices that bypass connections may use; None if netfilter may use other names.
+    /// The pods' devices that bypass connections may use; `None` if netfilter may match other
+    /// names.
     pub(super) pods: Option<BTreeSet<String>>,
-    /// The uplinks where packets of clients outside, and the replies, may skip the stack.
+    /// The uplinks where packets of clients outside, and their replies, may bypass the stack.
     pub(super) ways: BTreeSet<String>,
 }
 
@@ -85,8 +86,9 @@ impl Facts {
 }
 
 impl Bypass {
-    /// Evaluates the rules for connections of pods, and names the chains without an effect. Prefers
-    /// networks that also qualify for pods of other nodes, then the widest networks.
+    /// Evaluates the rules for connections of pods, and returns the names of the chains without an
+    /// effect. Prefers networks that also qualify for pods of other nodes, then the widest
+    /// networks.
     pub(super) fn judge(netfilter: &Netfilter, facts: &Facts) -> (Self, Vec<String>) {
         let mut against = Vec::new();
         let mut near = None;
@@ -177,8 +179,8 @@ impl Staying {
         }
     }
 
-    /// Evaluates the rules for packets of open bypass connections. `heeds_marks`: a routing rule
-    /// matches marks.
+    /// Evaluates the rules for packets of open bypass connections. `heeds_marks` is set if a
+    /// routing rule matches marks.
     pub(super) fn judge(netfilter: &Netfilter, facts: &Facts, heeds_marks: bool) -> Self {
         let nets = |others, is_far| {
             let mut nets = facts.candidates().into_iter().map(|among| among.nets());
@@ -196,7 +198,8 @@ impl Staying {
         }
     }
 
-    /// Returns true if an open connection between these addresses keeps skipping the stack.
+    /// Returns true if an open connection between these addresses keeps bypassing the stack.
+    /// `is_far`: to a pod of another node.
     pub(super) fn has(&self, ends: [IpAddr; 2], is_far: bool) -> bool {
         let nets = if is_far { &self.far } else { &self.near };
         ends.iter()

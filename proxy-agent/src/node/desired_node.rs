@@ -11,12 +11,12 @@ use proxy_core::input::ObjectName;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DesiredNode {
-    /// The revision of the frontends, the source of the last two fields.
+    /// The revision of the frontends, from which the last two fields come.
     revision: u64,
     pub(super) node_addresses: Vec<IpAddr>,
     /// The ranges of ClusterIPs, from the operator or from ServiceCIDR objects.
     pub(super) service_cidrs: Vec<IpNet>,
-    /// The networks in these ranges that have other uses as well.
+    /// The networks in these ranges that also have another use: pods or routes.
     pub(super) shared: Vec<IpNet>,
     /// The ClusterIPs outside the ranges, or in a shared network.
     pub(super) lone_addresses: BTreeSet<IpAddr>,
@@ -26,19 +26,19 @@ pub(super) struct DesiredNode {
 #[derive(Debug, Default)]
 pub(super) struct SyncedNode {
     desired_node: Option<DesiredNode>,
-    /// Set if the node has the desired state. Otherwise the node may have a mixture with earlier
+    /// Set if the kernel has the desired state. Otherwise it may have a mixture with earlier
     /// states.
     is_done: bool,
 }
 
 impl SyncedNode {
-    /// Returns the last desired state. None before the first sync.
+    /// Returns the last desired state. `None` before the first sync.
     pub(super) fn desired_node(&self) -> Option<&DesiredNode> {
         self.desired_node.as_ref()
     }
 
-    /// Takes in the desired state with the ranges of ClusterIPs and the shared networks in them.
-    /// Returns true if there is work, whose result goes to [`Self::end`].
+    /// Takes over the desired state, the ranges of ClusterIPs and the shared networks in them.
+    /// Returns true if there is work; its result goes to [`Self::end`].
     pub(super) fn begin(
         &mut self,
         desired: &Desired,

@@ -60,8 +60,8 @@ impl Detection {
         }
     }
 
-    /// Takes in the Node object's `spec.podCIDRs`. Returns an error if the detector has used other
-    /// networks: open flows keep their classification, so the agent must restart.
+    /// Takes over the Node object's `spec.podCIDRs`. Returns an error if the detector has used
+    /// other networks: open flows keep their classification, so the agent must restart.
     pub fn learn(&mut self, pod_cidrs: &[IpNet]) -> Result<()> {
         if self.detector != Detector::NodeCidr || self.pod_cidrs == pod_cidrs {
             return Ok(());

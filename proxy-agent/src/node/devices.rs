@@ -15,7 +15,7 @@ use proxy_net::{Handle, LinkEvent, addr, fib, foreign_rule, sysctl};
 pub(super) struct Devices {
     links: BTreeMap<u32, Link>,
     is_node: bool,
-    /// Set if a look-up by the programs may find another reply path than the kernel's, because of
+    /// Set if a program's route look-up may find another reply path than the kernel's, because of
     /// several next hops or of routing rules. As of the last list of devices.
     is_misled: bool,
 }
@@ -29,7 +29,7 @@ impl Devices {
         }
     }
 
-    /// Takes in device events of the kernel. Returns true after a complete list.
+    /// Applies the kernel's device events. Returns true if they contain a complete list.
     pub(super) fn take(&mut self, events: impl IntoIterator<Item = LinkEvent>) -> bool {
         let mut listed = false;
         for event in events {
@@ -45,7 +45,7 @@ impl Devices {
         listed
     }
 
-    /// Checks whether a look-up by the programs may find another reply path than the kernel's.
+    /// Checks whether a program's route look-up may find another reply path than the kernel's.
     pub(super) async fn ask_for_routes(&mut self, handle: &Handle) {
         let has_many_ways = fib::has_many_ways(handle).await.unwrap_or(true);
         self.is_misled = has_many_ways
@@ -54,7 +54,6 @@ impl Devices {
                 .unwrap_or(true);
     }
 
-    /// Returns the devices by interface index.
     pub(super) fn links(&self) -> &BTreeMap<u32, Link> {
         &self.links
     }
@@ -76,9 +75,9 @@ impl Devices {
             .collect()
     }
 
-    /// Returns the addresses of devices that lead nowhere, each with its device's name. A process
-    /// of the host serves such an address, as NodeLocal DNSCache does. The addresses of kube-ipvs0
-    /// are left out, because kpx serves them.
+    /// Returns the addresses of devices without a network behind them, each with its device's name.
+    /// A local process serves such an address, as NodeLocal DNSCache does. The addresses of
+    /// kube-ipvs0 are excluded, because kpx serves them.
     pub(super) fn kept_addresses(&self) -> BTreeMap<IpAddr, String> {
         let kept = self
             .links
@@ -113,8 +112,8 @@ impl Devices {
     }
 
     /// Returns the names of devices where netfilter sees no packet of a bypass connection: all
-    /// kinds except [`Device::BARE`] ones and masters of a veth. A bridge's ports are not bare; the
-    /// ports of a VRF are.
+    /// except veths (no other pod device is [`Device::BARE`]) and VRFs above them. A bridge's ports
+    /// are not `BARE`.
     pub(super) fn surely_no_pods(&self) -> BTreeSet<String> {
         let has_veths = |index| {
             self.links
@@ -129,8 +128,8 @@ impl Devices {
         others.map(|link| link.name.clone()).collect()
     }
 
-    /// Returns the devices of [`Self::surely_no_pods`] that no bypass packet to a pod of another
-    /// node leaves by.
+    /// Returns the devices of [`Self::surely_no_pods`] by which no bypass packet leaves for a pod
+    /// of another node.
     pub(super) fn surely_no_ways(&self) -> BTreeSet<String> {
         let ways = self
             .links
@@ -147,8 +146,8 @@ impl Devices {
         ways.map(|link| link.name.clone()).collect()
     }
 
-    /// Returns the names of all pods' devices that may be [`Device::BARE`]. None if netfilter may
-    /// use another name: that of a VRF.
+    /// Returns the names of all pods' devices that may be [`Device::BARE`]. `None` if netfilter may
+    /// see another name: that of a VRF.
     pub(super) fn bare_pods(&self) -> Option<BTreeSet<String>> {
         let is_bridge = |index| {
             self.links
@@ -207,7 +206,7 @@ impl Devices {
     }
 }
 
-/// Returns true if packets may leave by this kind of device for other nodes past the stack.
+/// Returns true if packets that bypass the stack may leave for other nodes by this kind of device.
 fn may_be_way(link: &Link) -> bool {
     let kinds = [
         LinkKind::Physical,
@@ -237,8 +236,8 @@ fn may_be_macvlan(link: &Link) -> bool {
 
 /// Returns the row of `DEVICES` for a link. `links` are all devices, by interface index.
 ///
-/// `is_misled` is set if a look-up may find another reply path than the kernel's, because of
-/// several next hops or of routing rules.
+/// `is_misled` is set if a program's route look-up may find another reply path than the kernel's,
+/// because of several next hops or of routing rules.
 fn row(
     link: &Link,
     links: &BTreeMap<u32, Link>,
@@ -250,13 +249,13 @@ fn row(
         .master
         .and_then(|master| links.get(&master))
         .filter(|master| master.kind == LinkKind::Bridge);
-    // The host's IP layer is behind the bridge, and uses the bridge's sysctls.
+    // Behind a bridge, the IP layer uses the bridge's sysctls.
     let routed = bridge.unwrap_or(link);
     let is_alone = bridge.is_none() && !link.filtered && !link.filtered_out;
     let may_tell = !is_misled && !links.values().any(may_be_macvlan);
     let is_strict = is_strict(&routed.name);
-    // Packets that the kernel would drop must reach the kernel, unless the programs apply the same
-    // check.
+    // Packets that the kernel would drop must go through the stack, unless the programs apply the
+    // same check.
     let tells_strictness = may_tell || !is_strict;
     let flags = [
         (pod, Device::POD),
@@ -293,8 +292,8 @@ fn row(
     Device::new(flags, addr4, addr6).with_link(bridge, link.mtu, routed.mac.unwrap_or_default())
 }
 
-/// Returns true for a bridge whose ports all lead to pods. Networks behind another kind of port, or
-/// behind a router on the bridge, have other paths to the node.
+/// Returns true for a bridge all of whose ports connect pods. Networks behind another kind of port,
+/// or behind a router on the bridge, have other paths to the node.
 fn has_pods_alone(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
     let mut ports = links
         .values()
@@ -306,14 +305,14 @@ fn has_pods_alone(link: &Link, links: &BTreeMap<u32, Link>) -> bool {
         && ports.all(Link::leads_elsewhere)
 }
 
-/// Returns true if a packet passes no other hook of this host before it arrives at such a device. A
+/// Returns true if a packet that arrives at such a device has passed no other hook of this host. A
 /// bridge, a VLAN, an overlay or a macvlan has other devices below it.
 fn is_edge(kind: LinkKind) -> bool {
     matches!(kind, LinkKind::Physical | LinkKind::Veth | LinkKind::Netkit)
 }
 
 /// Returns true if the kernel drops packets whose replies it would send through another device (RFC
-/// 3704 §2.2). The kernel uses the larger of two sysctls.
+/// 3704 §2.2, strict). The larger of two sysctls counts.
 fn is_strict(name: &str) -> bool {
     let of = |name: &str| {
         let value = sysctl::read(&format!("ipv4/conf/{name}/rp_filter"))

@@ -1,5 +1,5 @@
-//! Decides whether packets of open connections skip the node's stack (`--fast-path`), and explains
-//! why not.
+//! Decides whether packets of open connections bypass the network stack (`--fast-path`), and
+//! explains why not.
 
 use std::fmt;
 
@@ -31,28 +31,25 @@ pub enum FastPath {
 #[derive(Clone, Debug)]
 pub(super) struct FastPathState {
     asked: FastPath,
-    /// The rules that packets of open connections would miss; None before the first check.
+    /// The rules that packets of open connections would miss; `None` before the first evaluation.
     rules: Option<Vec<String>>,
-    /// The reason why conntrack cannot be made liberal: it would mark later packets of such
-    /// connections invalid.
+    /// The reason why conntrack cannot be made liberal. It would mark later packets of connections
+    /// on the fast path invalid.
     obstacle: Option<String>,
-    /// The connections that may skip the stack from their first packet on.
     bypass: Bypass,
-    /// The connections that may skip the stack once they are open.
     opened: Opened,
-    /// The open bypass connections that keep skipping the stack.
     staying: Staying,
-    /// The value of `staying` at the last walk that moved other connections to the stack. None:
-    /// another walk is due.
+    /// The value of `staying` when all other connections last moved to the stack. `None` if they
+    /// must move again.
     left: Option<Staying>,
     /// The number of moved connections without a conntrack entry, and the last reason.
     unknown: Option<(usize, String)>,
     /// The chains with rules that let bypass connections pass.
     harmless: Vec<String>,
-    /// Set if conntrack tracks connections here. Conntrack marks packets invalid when it misses
-    /// others, unless the connection is liberal.
+    /// Set if conntrack tracks connections here. It marks packets invalid if it has missed earlier
+    /// packets, unless the connection is liberal.
     tracks: bool,
-    /// The open connections that bypass the stack.
+    /// Whether open connections bypass the stack.
     bypass_kept: Kept,
     /// The open connections with liberal conntrack entries: conntrack accepts any FIN or RST there.
     liberal_kept: Kept,
@@ -62,13 +59,13 @@ pub(super) struct FastPathState {
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     are_there: bool,
-    /// The number of sweeps in a row without such a connection.
+    /// The number of consecutive sweeps that found no such connection.
     sweeps_without: u32,
 }
 
 impl Kept {
-    /// Notes the result of a sweep. A connection may open behind a sweep, so two sweeps must find
-    /// none.
+    /// Notes the result of a sweep. A connection may open while a sweep runs, so two sweeps must
+    /// find none.
     fn swept(&mut self, are_there: bool) {
         self.sweeps_without = if are_there {
             0
@@ -79,8 +76,8 @@ impl Kept {
     }
 }
 
-/// The sysctls that make conntrack liberal. Conntrack misses packets of the fast path, so it must
-/// neither check windows nor expect acknowledgements.
+/// The sysctls that make conntrack liberal. Conntrack does not see packets of the fast path, so it
+/// must neither check windows nor expect acknowledgements.
 const LIBERAL: [&str; 2] = [
     "netfilter/nf_conntrack_tcp_be_liberal",
     "netfilter/nf_conntrack_tcp_ignore_invalid_rst",
@@ -89,7 +86,7 @@ const UNACKNOWLEDGED: &str = "netfilter/nf_conntrack_tcp_timeout_unacknowledged"
 const ESTABLISHED: &str = "netfilter/nf_conntrack_tcp_timeout_established";
 
 impl FastPathState {
-    /// `keeps`: a predecessor may have opened bypass connections.
+    /// `keeps` is set if an earlier agent may have opened bypass connections.
     pub(super) fn new(asked: FastPath, keeps: bool) -> Self {
         let kept = Kept {
             are_there: keeps && asked != FastPath::Off,
@@ -136,8 +133,8 @@ impl FastPathState {
             .fold(opens | opened, |all, (_, flag)| all | flag)
     }
 
-    /// Returns the networks between which the stack leaves packets unchanged, if the fast path
-    /// depends on networks.
+    /// Returns the networks between which the stack does not change packets; empty if the fast path
+    /// depends on none.
     pub(super) fn unchanged(&self) -> Vec<IpNet> {
         if self.takes_opened() {
             self.opened.nets()
@@ -146,7 +143,8 @@ impl FastPathState {
         }
     }
 
-    /// Keeps open connections on the stack until the rules are evaluated for the current devices.
+    /// Makes open connections go through the stack until the rules are evaluated for the current
+    /// devices.
     pub(super) fn forget_pods(&mut self) {
         self.opened = Opened::None(vec![
             "the rules for a new device are not evaluated yet".to_owned(),
@@ -157,13 +155,13 @@ impl FastPathState {
         self.rules.as_ref().is_some_and(Vec::is_empty)
     }
 
-    /// Returns true if some connections skip the stack from their first packet on.
+    /// Returns true if some connections may bypass the stack from their first packet on.
     pub(super) fn opens_flows(&self) -> bool {
         let is_none = matches!(self.bypass, Bypass::None(_));
         self.asked != FastPath::Off && self.obstacle.is_none() && self.rules.is_some() && !is_none
     }
 
-    /// Returns true if packets of all open connections skip the stack.
+    /// Returns true if packets of all open connections bypass the stack.
     fn is_on_for_all(&self) -> bool {
         match self.asked {
             FastPath::Off => false,
@@ -172,8 +170,9 @@ impl FastPathState {
         }
     }
 
-    /// Returns true if open connections between pods skip the stack with liberal conntrack entries.
-    /// If all connections skip the stack, conntrack tracks nothing or is liberal as a whole.
+    /// Returns true if open connections between pods bypass the stack with liberal conntrack
+    /// entries. If all connections bypass the stack, conntrack tracks nothing or is liberal as a
+    /// whole.
     fn takes_opened(&self) -> bool {
         let is_asked =
             self.asked == FastPath::Auto && self.rules.is_some() && self.obstacle.is_none();
@@ -184,8 +183,8 @@ impl FastPathState {
         self.is_on_for_all() || self.opens_flows() || self.takes_opened()
     }
 
-    /// Notes a sweep's counts of bypass connections and of liberal connections. Returns true if
-    /// some bypass connections are left after all had to move to the stack.
+    /// Notes how many bypass and liberal connections a sweep has found. Returns true if bypass
+    /// connections remain although all had to move to the stack.
     pub(super) fn keep(&mut self, Remaining { bypass, liberal }: Remaining) -> bool {
         let opens = self.opens_flows();
         let takes = self.takes_opened();
@@ -201,8 +200,8 @@ impl FastPathState {
         self.tracks
     }
 
-    /// Returns the connections that keep skipping the stack, if other bypass connections must move
-    /// to it now.
+    /// Returns the connections that keep bypassing the stack, if the other bypass connections must
+    /// move now.
     pub(super) fn staying(&self) -> Option<&Staying> {
         let is_due = self.bypass_kept.are_there && self.left.as_ref() != Some(&self.staying);
         Some(&self.staying).filter(|staying| is_due && !staying.is_all())
@@ -228,7 +227,7 @@ impl FastPathState {
             );
         }
         self.unknown = unknown;
-        // Their conntrack entries are liberal as well, so the programs keep validating their FIN
+        // The moved connections have liberal entries too, so the programs keep validating their FIN
         // and RST.
         if connections > 0 {
             self.liberal_kept = Kept {
@@ -241,7 +240,7 @@ impl FastPathState {
     }
 }
 
-/// The next sweep finds a connection that opened during a sweep.
+/// The second sweep finds a connection that opened during the first.
 const SWEEPS: u32 = 2;
 
 impl fmt::Display for FastPathState {
@@ -318,7 +317,7 @@ impl FastPathState {
     }
 }
 
-/// The effect of this host's rules on packets past the stack.
+/// The effect of this host's rules on packets, if these bypassed the stack.
 struct Verdict {
     /// The rules that packets of open connections would miss.
     rules: Vec<String>,
@@ -381,8 +380,9 @@ impl Verdict {
 }
 
 impl FastPathState {
-    /// Evaluates this host's rules for forwarded packets, and switches accordingly. Unreadable
-    /// rules may have any effect. `changes` records changes of this host that outlive the agent.
+    /// Evaluates this host's rules for forwarded packets, and switches the fast path accordingly.
+    /// Unreadable rules may have any effect. `changes` records changes of this host that outlive
+    /// the agent.
     pub(super) async fn judge(
         &mut self,
         netfilter: &Result<Netfilter>,
@@ -448,8 +448,8 @@ impl FastPathState {
     }
 }
 
-/// Returns the rules outside netfilter that packets past the stack miss (IPsec policies, routing
-/// rules), and whether a routing rule matches marks.
+/// Returns the rules outside netfilter that bypassing packets miss (IPsec policies, routing rules),
+/// and whether a routing rule matches marks.
 async fn others(handle: &Handle) -> Result<(Vec<String>, bool)> {
     let policies = xfrm::forwarding_policies().await?;
     let policies = policies
@@ -476,7 +476,7 @@ fn relax_conntrack(changes: Option<&Changes>) -> Result<()> {
     }
 }
 
-/// Sets a sysctl, unless the kernel tracks no connections.
+/// Sets a sysctl, if the kernel tracks connections.
 fn set_if_there(key: &str, value: &str, changes: Option<&Changes>) -> Result<()> {
     match (sysctl::read(key)?, changes) {
         (None, _) => Ok(()),

@@ -1,5 +1,5 @@
-//! Serves host mode: finds the cluster's addresses that this host reaches, and makes routes where
-//! allowed.
+//! Serves host mode: finds the cluster's addresses that this host reaches, and makes routes to pods
+//! if allowed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,16 +18,16 @@ use proxy_net::pod_route::{Hop, PodRoutes};
 use proxy_net::{Handle, fib};
 use proxy_source::health::{Health, Problem};
 
-/// The routes of a host in mode `host`, and the cluster's addresses that they reach.
+/// The routes of a host in host mode, and the cluster's addresses that they reach.
 pub(super) struct HostMode {
     handle: Handle,
     /// kpx's own routes to pods, if allowed.
     pod_routes: Option<PodRoutes>,
-    /// The nodes that the routes were made for.
+    /// The nodes for which the routes were made.
     nodes: BTreeMap<String, RemoteNode>,
     /// Set if routes may have changed since the last look-up.
     stale: bool,
-    /// The logged Services without a reachable backend.
+    /// The Services without a reachable backend, as logged.
     logged: BTreeSet<ObjectName>,
 }
 
@@ -44,7 +44,7 @@ impl HostMode {
         }
     }
 
-    /// Makes the next [`HostMode::query_routes`] look up everything again.
+    /// Makes the next [`HostMode::query_routes`] repeat all look-ups.
     pub(super) fn routes_changed(&mut self) {
         self.stale = true;
     }
@@ -158,8 +158,8 @@ pub(crate) fn why_cut_off(unreachable: &[&Unreachable]) -> String {
     format!("this host reaches 0 of {} backends{first}", backends.len())
 }
 
-/// Returns the neighbours that lead to pods. If two nodes claim the same network, the first by name
-/// wins.
+/// Returns the next hops to pods. If two nodes claim the same network, the first node by name gets
+/// it.
 fn hops(
     nodes: &BTreeMap<String, RemoteNode>,
     routes: &BTreeMap<IpAddr, ClusterRoute>,
@@ -167,7 +167,7 @@ fn hops(
 ) -> BTreeMap<IpNet, Hop> {
     let mut hops = BTreeMap::new();
     for node in nodes.values() {
-        // A Node may claim any network. This host's other traffic must not follow.
+        // A Node may claim any network, but must not redirect this host's other traffic.
         let is_narrow = |net: &&IpNet| !fib::is_default(net.addr().is_ipv4(), net.prefix_len());
         for net in node.pod_cidrs.iter().filter(is_narrow) {
             let neighbour = node
@@ -178,7 +178,7 @@ fn hops(
                     let Some(&ClusterRoute::OnLink(device)) = routes.get(ip) else {
                         return None;
                     };
-                    // A tunnel has no neighbours, only packets that its other end admits.
+                    // A tunnel has no neighbours, and admits only the packets that its peer allows.
                     links
                         .get(&device)
                         .filter(|link| link.header == LinkHeader::Ethernet)

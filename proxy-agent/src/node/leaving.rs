@@ -1,8 +1,8 @@
-//! Moves bypass connections to the stack once rules may stop their packets.
+//! Moves bypass connections to the network stack once rules may stop their packets.
 //!
 //! Conntrack has not seen these connections, and would mark their packets new or invalid. So each
-//! gets a conntrack entry before it moves. From then on the rules apply to it as to any open
-//! connection.
+//! connection gets a conntrack entry before it moves. From then on the rules apply to it as to any
+//! open connection.
 
 use anyhow::{Result, bail};
 use futures::{StreamExt, stream};
@@ -14,10 +14,10 @@ use proxy_net::sysctl;
 
 use super::bypass_connections::Staying;
 
-/// The most walks. A walk without a find is the last: a program may open a flow behind a walk, or
-/// undo its work.
+/// The maximum number of scans. Scans repeat until one finds nothing: a program may open a flow
+/// behind a scan, or undo its work.
 const WALKS: usize = 10;
-/// The most pending requests to conntrack.
+/// The maximum number of pending requests to conntrack.
 const AT_ONCE: usize = 64;
 
 /// Conntrack's timeouts for open and for half-closed connections, with the kernel's defaults in
@@ -33,7 +33,7 @@ pub(super) struct Left {
     pub(super) unknown: Option<(usize, String)>,
 }
 
-/// Moves all bypass connections except `staying` to the stack. `tracks`: conntrack tracks
+/// Moves all bypass connections except `staying` to the stack. `tracks` is set if conntrack tracks
 /// connections here.
 pub(super) async fn leave(
     flows: &mut BypassFlows,
@@ -84,8 +84,8 @@ impl Left {
         Ok(())
     }
 
-    /// Makes conntrack entries for open connections, and for those whose handshake lacks only the
-    /// client's ACK. The rules see the next SYN, FIN or RST of other connections.
+    /// Makes conntrack entries for open connections, including those that wait only for the
+    /// client's ACK. Other connections need none: the rules see their next SYN, FIN or RST.
     async fn adopt(
         &mut self,
         conntrack: &Conntrack,

@@ -1,4 +1,4 @@
-//! Follows this node's Node object. Without the object or its addresses, the machine's own
+//! Follows this node's Node object. If the object or its addresses are missing, the machine's own
 //! addresses count after [`PATIENCE`], as in kube-proxy: an external cloud controller sets a Node's
 //! addresses, and needs the API's ClusterIP before that. The agent takes over later addresses. It
 //! ends when an address in use changes or the object is deleted, as kube-proxy does
@@ -13,25 +13,26 @@ use tokio::time::{Instant, sleep_until};
 use proxy_core::desired::Desired;
 use proxy_source::health::{Health, Problem};
 
-/// The longest wait for the Node object and its addresses, as in kube-proxy.
+/// The maximum wait for the Node object and its addresses, as in kube-proxy.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The known state of the Node object, and the deadlines for the rest.
+/// The known state of the Node object, and the deadlines for missing facts.
 #[derive(Debug)]
 pub struct Lifecycle {
     node_name: String,
-    /// The timeout of the wait. None if no Node object is needed: with handwritten manifests.
+    /// The timeout of all waits. `None` if the agent needs no Node object, as with handwritten
+    /// manifests.
     timeout: Option<Duration>,
     /// The operator's addresses, which replace the object's in their family.
     given: Vec<IpAddr>,
     source_health: Health,
-    /// The end of the wait for the object and its addresses. None until either is missing.
+    /// The end of the wait for the object and its addresses; `None` until either is missing.
     patient_until: Option<Instant>,
-    /// Set during that wait.
+    /// Set during the wait for the object and its addresses.
     waits: bool,
-    /// The time at which the agent gives up for lack of a required fact.
+    /// The time at which the agent gives up because a required fact is missing.
     deadline: Option<Instant>,
-    /// Set once the agent serves: the properties in use must stay.
+    /// Set once the agent serves. The addresses in use must stay then.
     serves: bool,
     /// Set while the object exists.
     exists: bool,
@@ -60,8 +61,8 @@ impl Lifecycle {
         }
     }
 
-    /// Takes in the cluster's complete state. Returns false while the agent must wait, and an error
-    /// if it must restart.
+    /// Takes over the cluster's complete state. Returns false while the agent must wait, and an
+    /// error if it must restart.
     pub fn learn(&mut self, desired: &Desired, health: &Health) -> Result<bool> {
         let Some(timeout) = self.timeout else {
             return Ok(true);
@@ -104,7 +105,7 @@ impl Lifecycle {
         Ok(false)
     }
 
-    /// Notes that the agent may serve without the object. This is the source's problem, because the
+    /// Notes that the agent may serve without the object. The problem is the source's, because the
     /// agent works.
     fn serve_without(&mut self, why: &str, health: &Health) -> bool {
         self.waits = false;
@@ -133,8 +134,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Notes whether the node has all required facts. The deadline counts from the first time that
-    /// it lacks any.
+    /// Notes whether the node has all required facts. The deadline counts from the first call with
+    /// `false`.
     pub fn ready(&mut self, is_ready: bool) {
         self.deadline = match self.timeout.filter(|_| !is_ready && !self.serves) {
             Some(timeout) => self.deadline.or_else(|| Some(Instant::now() + timeout)),
@@ -142,7 +143,7 @@ impl Lifecycle {
         };
     }
 
-    /// Notes that the agent serves. Returns true for the first time.
+    /// Notes that the agent serves. Returns true at the first call.
     pub fn serve(&mut self) -> bool {
         !std::mem::replace(&mut self.serves, true)
     }

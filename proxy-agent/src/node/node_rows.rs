@@ -13,7 +13,7 @@ use proxy_net::anchor::Anchor;
 
 use super::detect::Detection;
 
-/// The maps, and their last written content.
+/// The maps about this node, and their last written content.
 pub(super) struct NodeRows {
     maps: NodeMaps,
     /// A predecessor's row about this node, in use until the first sync.
@@ -22,7 +22,7 @@ pub(super) struct NodeRows {
     pod_cidrs: Vec<IpNet>,
     /// The networks between which the stack leaves packets unchanged, as written.
     unchanged: Vec<IpNet>,
-    /// The ranges of ClusterIPs, as written. None before the first write.
+    /// The ranges of ClusterIPs, as written. `None` before the first write.
     service_nets: Option<ServiceNets>,
     /// The flags that depend on the rows of devices.
     of_rows: u32,
@@ -47,13 +47,13 @@ const OF_DEVICES: u32 = device::Node::STACKED
 pub(super) struct NodeFlags {
     /// The operator's settings, and whether local pods can be detected.
     pub(super) options: u32,
-    /// The properties of the host, found by this agent or a predecessor.
+    /// The properties of the host, found by this or an earlier agent.
     pub(super) host: u32,
 }
 
 impl NodeRows {
     pub(super) fn new(maps: NodeMaps) -> Result<Self> {
-        // A drained node is in service again.
+        // The start of an agent ends draining.
         let inherited = maps
             .node()?
             .map(|node| node.without(device::Node::DRAINING));
@@ -178,8 +178,8 @@ impl NodeRows {
         Ok(())
     }
 
-    /// Lets packets pass to Services that another proxy takes over. Such a Service still has kpx's
-    /// frontends, or none, and packets must pass as soon as the frontends go.
+    /// Makes the programs pass packets to Services that another proxy takes over. Such Services may
+    /// still have kpx's frontends: packets must pass as soon as these are removed.
     pub(super) fn spare_other_proxies(&mut self, desired: &Desired) {
         let others = desired.of_other_proxies();
         let Some(known) = self

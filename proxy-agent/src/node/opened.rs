@@ -1,4 +1,4 @@
-//! Finds the connections that may skip the stack once they are open, on hosts with conntrack.
+//! Finds the connections that may bypass the stack once they are open, on hosts with conntrack.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use proxy_net::netfilter::Netfilter;
 
 use super::bypass_connections::{Among, Bypass, Facts};
 
-/// The connections to pods of this node that may skip the stack once their conntrack entry is
+/// The connections to pods of this node that may bypass the stack once their conntrack entry is
 /// liberal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Opened {
-    /// The reasons against.
+    /// No connection may, for these reasons.
     None(Vec<String>),
     Some {
         among: Among,
@@ -23,15 +23,15 @@ pub(super) enum Opened {
 }
 
 impl Opened {
-    /// Evaluates the rules for packets of open connections. `heeds_marks`: a routing rule matches
-    /// marks.
+    /// Evaluates the rules for packets of open connections. `heeds_marks` is set if a routing rule
+    /// matches marks.
     pub(super) fn judge(
         netfilter: &Netfilter,
         facts: &Facts,
         bypass: &Bypass,
         heeds_marks: bool,
     ) -> Self {
-        // The rules have no effect on any packet of bypass connections.
+        // Rules that have no effect on bypass connections have none on their later packets.
         if let Bypass::Some { among, .. } = bypass {
             return Self::with_outside(netfilter, facts, among.clone(), heeds_marks);
         }
@@ -50,7 +50,7 @@ impl Opened {
         Self::None(against)
     }
 
-    /// Evaluates whether UDP exchanges with clients outside may skip the stack as well.
+    /// Evaluates whether UDP exchanges with clients outside may bypass the stack as well.
     fn with_outside(netfilter: &Netfilter, facts: &Facts, among: Among, heeds_marks: bool) -> Self {
         let not_outside = match &facts.pods {
             None => Some("a pod's device belongs to another device".to_owned()),

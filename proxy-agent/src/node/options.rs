@@ -11,7 +11,6 @@ use super::fast_path::FastPath;
 use crate::choices::PodRoutes;
 use crate::config::node_ports::{Localhost, NodePortAddresses};
 
-/// The operator's settings of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeOptions {
     /// The node's own addresses, before those of its Node object.
@@ -28,9 +27,8 @@ pub struct NodeOptions {
     /// Set to serve ClusterIPs to clients outside the cluster too, as kube-proxy does.
     pub cluster_ip_external: bool,
     pub fast_path: FastPath,
-    /// The pod routes of host mode.
     pub pod_routing: Option<PodRoutes>,
-    /// The settings that kpx obeys in another way, for `kpx status`.
+    /// The settings that kpx implements differently from kube-proxy, for `kpx status`.
     pub notices: Vec<String>,
 }
 
@@ -72,7 +70,6 @@ impl Default for NodeOptions {
 }
 
 impl NodeOptions {
-    /// Returns the loopback addresses that serve node ports.
     pub(crate) fn localhosts(&self) -> Vec<IpAddr> {
         self.node_ports.localhosts(self.localhost)
     }

@@ -121,8 +121,8 @@ impl DevicePrograms {
         Ok(())
     }
 
-    /// Restores detached programs, and returns their list. A device with one program missing serves
-    /// no client, so the other program may also be missing for a moment.
+    /// Reattaches detached programs, and returns their names. kpx detaches a device's second
+    /// program before it reattaches both: a device with one program serves no client anyway.
     pub(super) async fn verify(
         &mut self,
         handle: &Handle,
@@ -172,8 +172,8 @@ impl DevicePrograms {
         Ok(gone)
     }
 
-    /// Keeps the list of this host's changes up to date, and restores undone changes. Returns the
-    /// number of restored changes.
+    /// Updates the list of this host's changes, and restores undone changes. Returns the number of
+    /// restored changes.
     pub(super) fn verify_changes(&self, devices: &Devices) -> Result<u64> {
         let Some(changes) = self.attachments.changes() else {
             return Ok(0);

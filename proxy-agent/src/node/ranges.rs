@@ -1,5 +1,5 @@
-//! Finds the networks in the ranges of ClusterIPs that have other uses as well: the node has routes
-//! there, or pods are there.
+//! Finds the networks in the ranges of ClusterIPs that also have another use: the node's routes, or
+//! pods.
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -37,10 +37,10 @@ pub(super) struct Ranges {
     /// The ranges of ClusterIPs and the networks of pods, as of the last pass.
     cidrs: Vec<IpNet>,
     pods: Vec<IpNet>,
-    /// The node's routes within the ranges. None until they are read for the current ranges.
+    /// The node's routes within the ranges. `None` until they are read for the current ranges.
     pub(super) routes: Option<Vec<IpNet>>,
     shared: SharedNetworks,
-    /// The part of the route watch that is limited to the ranges. None if the watch covers all
+    /// The networks of the route watch, limited to the ranges. `None` if the watch covers all
     /// routes.
     watched: Option<WatchedNets>,
     /// Set when routes are first read for the ranges: the programs need the ranges then.
@@ -97,7 +97,8 @@ impl Ranges {
         }
     }
 
-    /// Until the routes are read, the ranges count as shared, so that no packet is dropped.
+    /// Evaluates which networks are shared. Until the routes are read, all ranges count as shared,
+    /// so that no packet is dropped.
     fn judge(&mut self) {
         self.shared = match &self.routes {
             Some(routes) => SharedNetworks::of(&self.cidrs, &self.pods, routes),

@@ -6,20 +6,20 @@ use std::iter;
 use proxy_metrics::Repairs;
 use proxy_source::health::{Health, Problem};
 
-/// The number of consecutive checks with the same finding that makes it a problem.
+/// The number of consecutive checks after which a finding becomes a problem.
 const LOOKS: u32 = 3;
 
-/// The things that are missing again and again.
+/// The objects that are missing at check after check.
 #[derive(Debug, Default)]
 pub(super) struct Relapses {
-    /// The findings of the last checks, with the number of consecutive checks.
+    /// The missing objects, with the number of consecutive checks that found each missing.
     looks: BTreeMap<String, u32>,
-    /// The repairs since the last check.
+    /// The objects repaired since the last check.
     since: BTreeSet<String>,
 }
 
 impl Relapses {
-    /// Returns true while the log still reports repairs of this thing.
+    /// Returns true while the log still reports repairs of this object.
     pub(super) fn is_news(&self, what: &str) -> bool {
         self.looks.get(what).is_none_or(|looks| *looks < LOOKS) && !self.since.contains(what)
     }
@@ -29,7 +29,7 @@ impl Relapses {
         self.since.extend(what.map(str::to_owned));
     }
 
-    /// Takes in the repairs of a check: the counts after and before it, and the reattached
+    /// Evaluates the repairs of a check: the counts after and before it, and the reattached
     /// programs.
     pub(super) fn looked(
         &mut self,

@@ -1,5 +1,6 @@
-//! Maintains the service routes and rules that lead the host's own packets to the anchor: routes
-//! for ClusterIPs in their own table, rules for external frontends, and rules that lead to either.
+//! Maintains the service routes and rules that send local processes' packets to the anchor: routes
+//! for ClusterIPs in a table of their own, rules for external frontends, and the rules that select
+//! the tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,12 +24,12 @@ pub(super) struct ServiceRoutes {
     routes: Routes,
     /// The throw routes in the services' table: they end the look-up for shared networks.
     throws: Routes,
-    /// The main table's routes from an older kpx.
+    /// The main table's routes from an earlier version of kpx.
     old: Routes,
-    /// The default routes in the rules' table. The kernel skips a rule to an empty table.
+    /// The default routes in the table of the rules. The kernel skips a rule whose table is empty.
     defaults: Routes,
     rules: Rules,
-    /// The Services with external frontends that lack a rule.
+    /// The Services with external frontends that have no rule.
     left_out: Vec<Skipped>,
 }
 
@@ -42,9 +43,9 @@ pub(super) struct DesiredRoutes {
     /// A default route for each family with rules.
     defaults: BTreeSet<Route>,
     /// Three rules for each family with routes, one for each external frontend except at the host's
-    /// own addresses (packets to own addresses go by lo), and the rule for replies.
+    /// own addresses (packets to these go through lo), and the rule for replies.
     rules: BTreeSet<Rule>,
-    /// The number of external frontends without room for a rule, by Service.
+    /// The number of external frontends beyond the capacity for rules, by Service.
     left_out: BTreeMap<ObjectName, usize>,
 }
 
@@ -55,14 +56,14 @@ pub(super) struct RouteChanges {
     pub(super) rules: u64,
 }
 
-/// The properties of cluster and node that decide about service routes and rules.
+/// The properties of cluster and node from which service routes and rules follow.
 pub(super) struct RouteInputs<'a> {
     pub(super) service_cidrs: &'a [IpNet],
-    /// The networks in these ranges that have other uses as well.
+    /// The networks in these ranges that also have another use: pods or routes.
     pub(super) shared: &'a [IpNet],
     /// The served ClusterIPs outside the ranges, or in a shared network.
     pub(super) lone_addresses: &'a BTreeSet<IpAddr>,
-    /// The served ExternalIPs and LoadBalancer addresses, with Service and port. The first get the
+    /// The served ExternalIPs and LoadBalancer addresses, with Service and port. The first have
     /// rules.
     pub(super) external_frontends: &'a [(ObjectName, (IpAddr, Proto, u16))],
     pub(super) own: &'a BTreeSet<IpAddr>,
@@ -72,15 +73,15 @@ pub(super) struct RouteInputs<'a> {
 }
 
 impl Node {
-    /// Returns the parts of Services without a rule, because the host has no more room.
+    /// Returns the parts of Services without a rule, because the capacity for rules is used up.
     pub fn left_out(&self) -> &[Skipped] {
         &self.routes.left_out
     }
 }
 
 impl ServiceRoutes {
-    /// Reads kpx's routes and rules. `anchor` is the anchor's interface index. A new anchor needs a
-    /// new value.
+    /// Reads kpx's routes and rules. `anchor` is the anchor's interface index. After a new anchor,
+    /// call this again.
     pub(super) async fn open(handle: &Handle, anchor: u32) -> Result<Self> {
         let routes = Routes::open(handle.clone(), rule::SERVICES, anchor).await?;
         let throws = Routes::open_throws(handle.clone(), rule::SERVICES).await?;
@@ -103,8 +104,8 @@ impl ServiceRoutes {
         verify: bool,
         health: &Health,
     ) -> Result<RouteChanges> {
-        // ClusterIPs in a shared network always have a route: their own routes come before its
-        // throw route, and go after it.
+        // ClusterIPs in a shared network always have a route: their own routes are added before its
+        // throw route, and removed after it.
         let mut reports = vec![self.throws.retain(&desired.throws).await?];
         let (routes, throws, defaults, rules) = if verify {
             let (routes, throws) = (

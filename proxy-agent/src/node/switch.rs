@@ -17,22 +17,22 @@ use super::leaving;
 
 /// The device names that the rules are evaluated for.
 pub(super) struct JudgedNames {
-    /// The devices that are not a pod's, and of these the devices that no packet leaves by.
+    /// The devices of no pod, and those of them that are no uplink: see [`Facts`].
     no_pods: [BTreeSet<String>; 2],
     /// The pods' devices, if netfilter uses their names.
     pods: Option<BTreeSet<String>>,
-    /// The uplinks where UDP exchanges with clients outside skip the stack.
+    /// The uplinks where UDP exchanges with clients outside bypass the stack.
     ways: BTreeSet<String>,
 }
 
 impl Node {
-    /// Evaluates which packets may skip the stack, and updates the programs.
+    /// Evaluates which packets may bypass the stack, and updates the programs.
     pub async fn judge_fast_path(&mut self) -> Result<()> {
         if !self.knows_devices() {
             return Ok(());
         }
         let before = self.fast_path.clone();
-        // Rules may change during the evaluation.
+        // The state precedes the evaluation, during which rules may change.
         let state = RuleState::read(&self.handle).await.ok();
         let cluster = match &self.options.detector {
             Detector::ClusterCidr(nets) => nets.clone(),
@@ -75,8 +75,8 @@ impl Node {
         Ok(())
     }
 
-    /// Moves bypass connections to the stack if rules may stop their packets. Waits for the node's
-    /// networks, which the evaluation needs.
+    /// Moves bypass connections to the stack if rules may stop their packets. Does nothing before
+    /// the node's networks are known, because the evaluation needs them.
     async fn leave_bypass_flows(&mut self) -> Result<()> {
         let Some(staying) = self
             .fast_path
@@ -102,7 +102,7 @@ impl Node {
         }
     }
 
-    /// Returns true once if a new pod's device or uplink needs another evaluation of the rules.
+    /// Returns true once after a pod's device or an uplink appeared that needs another evaluation.
     pub fn takes_judgement(&mut self) -> bool {
         std::mem::take(&mut self.judges_pods)
     }
@@ -110,8 +110,8 @@ impl Node {
     /// Evaluates the rules again if one of these devices is gone or has another kind. Call it
     /// before the programs get the new rows.
     ///
-    /// A new pod does not wait: for a pod's new device or a new uplink, open connections take the
-    /// stack until the later evaluation.
+    /// A new pod does not wait for an evaluation: if a pod's device or an uplink is new, open
+    /// connections go through the stack until the later evaluation.
     pub(super) async fn judge_for_devices(&mut self, before: &JudgedNames) -> Result<()> {
         let now = self.judged_names();
         if before
@@ -136,12 +136,11 @@ impl Node {
         self.switch_fast_path(state)
     }
 
-    /// Returns the handle on the last evaluated state of the rules.
     pub fn judged_rules(&self) -> JudgedRules {
         self.judged_rules.clone()
     }
 
-    /// Keeps bypass flows past the stack, and liberal flows guarded, while any exist.
+    /// Keeps bypass flows on the bypass, and liberal flows guarded, while any exist.
     pub fn keep_fast_flows(&mut self, remaining: Remaining) -> Result<()> {
         let before = self.fast_path.clone();
         if self.fast_path.keep(remaining) {
@@ -150,8 +149,8 @@ impl Node {
         self.switch_fast_path(before)
     }
 
-    /// Notes the chains that drop traffic between clients outside and the cluster's pods, on some
-    /// devices at least.
+    /// Notes the chains that drop traffic between clients outside the cluster and pods, on at least
+    /// some devices.
     fn note_refusals(&mut self, netfilter: &Netfilter, facts: &Facts) {
         let pods = IpNet::aggregate(&[&facts.cluster[..], &facts.pod_cidrs].concat());
         let refusals = netfilter
@@ -174,7 +173,8 @@ impl Node {
         self.refusals = refusals;
     }
 
-    /// Returns the notices about such chains, as of the last evaluation.
+    /// Returns the notices about chains that drop traffic from clients outside, as of the last
+    /// evaluation.
     pub fn refusals(&self) -> &[String] {
         &self.refusals
     }

@@ -1,5 +1,5 @@
-//! The watches of the fast path: on the routes that it uses, on the rules that its packets would
-//! miss, and on the flows that request liberal conntrack entries.
+//! The watches of the fast path: on its routes, on the rules that its packets would miss, and on
+//! the flows that request liberal conntrack entries.
 
 use anyhow::{Context, Result};
 use proxy_datapath::{FastPathWays, LiberalFlows};
@@ -9,7 +9,8 @@ use tokio::sync::mpsc;
 
 use crate::conntrack::liberal;
 
-/// The seconds for which the programs open bypass connections after the agent's last word.
+/// The seconds for which the programs may open bypass connections after each permission of the
+/// agent.
 const OPENS_SECS: u32 = 2;
 
 pub(super) struct FastPathWatch {
@@ -21,7 +22,7 @@ pub(super) struct FastPathWatch {
     pub(super) changes: mpsc::Sender<()>,
 }
 
-/// Watches until a failure; for ever without the fast path.
+/// Watches until a failure. Never returns if there is no fast path.
 pub(super) async fn watch(watch: Option<FastPathWatch>) -> Result<()> {
     let Some(FastPathWatch {
         ways,

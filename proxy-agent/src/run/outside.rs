@@ -1,4 +1,5 @@
-//! The parts of host mode outside the datapath: the cluster's names, and the tunnel.
+//! The parts of host mode outside the datapath: the DNS server for the cluster's names, and the
+//! tunnel.
 
 use std::convert::Infallible;
 
@@ -13,14 +14,13 @@ use crate::control::AgentHandle;
 use crate::names::{self, Names, NamesOptions, NamesState};
 use crate::tunnel::{self, Tunnel, TunnelState};
 
-/// The operator's settings, and the source of objects.
 pub(super) struct OutsideOptions<'a> {
     pub(super) source: &'a Source,
     pub(super) names: Option<NamesOptions>,
     pub(super) tunnel: Option<kubernetes::Options>,
 }
 
-/// The servers for programs of this machine, each if enabled.
+/// The servers for local processes, each if enabled.
 pub(super) struct Outside {
     names: Option<Names>,
     tunnel: Option<Tunnel>,
@@ -29,7 +29,7 @@ pub(super) struct Outside {
 /// The states of these servers for reports, and the API server.
 #[derive(Debug, Default)]
 pub struct OutsideStates {
-    /// The URL of the API server. `None` without an API server.
+    /// `None` if there is no API server.
     pub(crate) api_server: Option<String>,
     pub(crate) names: Option<NamesState>,
     pub(crate) tunnel: Option<TunnelState>,
@@ -57,7 +57,7 @@ pub(super) async fn start(
     {
         warn!("{foreign}: docs/host-mode.md#kubeconfigs-with-exec-plugins");
     }
-    // For reports alone. The source reports its own errors.
+    // Only reports use the URL. The source reports its own errors.
     let api_server = wanted.source.server().await.unwrap_or_default();
     let states = OutsideStates {
         api_server,

@@ -1,4 +1,4 @@
-//! Does everything that needs more capabilities than serving, before they are dropped.
+//! Does all work that needs more capabilities than serving, before they are dropped.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -15,25 +15,26 @@ use proxy_net::filter::{self, Filter};
 use proxy_net::kernel::{MEND_PREEMPTION, Preemption};
 use proxy_net::lock;
 
-/// The results of the preparation.
 pub struct Prepared {
-    /// The lock that keeps every other kpx out of this network namespace.
+    /// The lock that prevents another kpx instance in this network namespace.
     pub lock: UnixListener,
-    /// The pins, with a predecessor's maps if present.
+    /// The pins, with the maps of an earlier run if present.
     pub pins: Pins,
-    /// The cgroup whose sockets are translated, or the reason why a wanted cgroup is missing.
+    /// The cgroup whose sockets are translated, or why it is missing. `None` if no socket is
+    /// translated.
     pub cgroup: Option<Result<Cgroup>>,
     /// The socket for other processes of this machine.
     pub socket: UnixListener,
 }
 
-/// Refuses a kernel whose programs may preempt each other, because they would mix up packets.
+/// Prepares the host. Refuses a kernel whose programs may preempt each other: they would mix up
+/// packets.
 ///
-/// Reads the source's configuration before it changes the host, and locks this network namespace
-/// before it looks for maps: the folder of pins may be private to this container, and its lock then
-/// stops no other kpx.
+/// Reads the source's configuration before it changes the host. Locks this network namespace before
+/// it looks for maps: the directory of pins may be private to this container, and its lock would
+/// then stop no other kpx instance.
 ///
-/// The process must have only one thread, and this function keeps it so.
+/// The process must have only one thread, and this function starts none.
 pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     if let Err(why) = Preemption::read(Path::new("/"))?.verdict() {
         bail!("this kernel is {why}; {MEND_PREEMPTION}");
@@ -49,7 +50,7 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     let cgroup = cgroup(settings).transpose()?;
     let pins = Pins::open(&settings.bpf_dir, ensure_bpf_fs(&settings.bpf_dir)?)?;
     let has_maps = pins.has_maps()?;
-    // A predecessor in the same container has left visible pins.
+    // An earlier agent of this container has left visible pins.
     if pins.is_ours_alone() && !has_maps {
         ensure_no_hidden_links()?;
     }
@@ -65,8 +66,8 @@ pub fn prepare(settings: &Settings, object: &[u8]) -> Result<Prepared> {
     })
 }
 
-/// Opens the cgroup of the settings. The outer result is an error if the settings require the
-/// cgroup.
+/// Opens the cgroup of the settings; `None` if no socket is translated. The outer error means that
+/// the settings require the cgroup.
 fn cgroup(settings: &Settings) -> Option<Result<Result<Cgroup>>> {
     let root = settings.cgroup_root.as_deref();
     settings.sockets.map(|sockets| match sockets.is_optional {

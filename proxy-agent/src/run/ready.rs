@@ -17,7 +17,7 @@ use crate::control::AgentHandle;
 use proxy_view::status::{NamesStatus, Status};
 use proxy_view::{PortView, ServiceView};
 
-/// The time between two looks whether the start has ended: at first, and at most.
+/// The time between two checks for the end of the start: the first, and the longest.
 const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_MAX: Duration = Duration::from_secs(3);
 
@@ -25,7 +25,7 @@ const AGAIN_MAX: Duration = Duration::from_secs(3);
 pub(super) async fn announce(mode: Mode, agent: &AgentHandle) -> Infallible {
     if mode == Mode::Host {
         match started(agent).await {
-            // The line is for a person: a reader of standard error may have gone.
+            // The line is for a person, who may have closed standard error.
             Ok((status, services)) => drop(writeln!(stderr(), "{}", line(&status, &services))),
             Err(error) => debug!(error = format!("{error:#}"), "the start is not announced"),
         }
@@ -33,7 +33,7 @@ pub(super) async fn announce(mode: Mode, agent: &AgentHandle) -> Infallible {
     pending().await
 }
 
-/// Waits until Services are programmed, and names are served or cannot be.
+/// Waits until Services are programmed, and names are served or known to be unavailable.
 async fn started(agent: &AgentHandle) -> Result<(Status, Vec<ServiceView>)> {
     let mut again = AGAIN;
     loop {
@@ -68,7 +68,7 @@ fn line(status: &Status, services: &[ServiceView]) -> String {
     format!("ready: {}", parts.join("; "))
 }
 
-/// Counts the Services out of reach, with the cause that they share and the next step.
+/// Returns the number of unreachable Services, with their common cause and the next step.
 fn out_of_reach(status: &Status, cut_off: &BTreeSet<&str>) -> String {
     let causes: Vec<_> = status
         .unreachable
@@ -92,8 +92,8 @@ fn out_of_reach(status: &Status, cut_off: &BTreeSet<&str>) -> String {
     format!(", {number} out of reach{cause}: {step}")
 }
 
-/// Returns a command that reaches a Service by HTTP, if one looks as if it took that: by name, or
-/// by address without a domain.
+/// Returns a command that reaches a Service by HTTP, by its name or (if there is no domain) by its
+/// address. `None` if no port looks like HTTP.
 fn example<'a>(
     services: impl Iterator<Item = &'a ServiceView>,
     domain: Option<&str>,
@@ -124,7 +124,8 @@ fn is_served(port: &PortView) -> bool {
     !port.frontends.is_empty() && ways.any(|way| way != "unreachable")
 }
 
-/// Ranks a port by its likeness to HTTP, the best first; None if it looks like another protocol.
+/// Ranks a port by its likeness to HTTP, 0 is the best; `None` if the port looks like another
+/// protocol.
 fn likeness(port: &PortView) -> Option<u8> {
     match (&*port.protocol, port.port, &*port.name) {
         ("TCP", 80, _) => Some(0),

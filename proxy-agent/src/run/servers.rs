@@ -15,7 +15,7 @@ use crate::{healthz, metrics_server, ui};
 use proxy_source::events::Events;
 use proxy_source::health::{Health, Problem};
 
-/// A function that reports a failed server to the cluster.
+/// A function that reports a failed server as an Event.
 type Failed = fn(&Events, &Error);
 
 pub(super) struct Servers {

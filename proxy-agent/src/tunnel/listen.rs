@@ -14,14 +14,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 use tracing::debug;
 
-/// The most connections that wait to be accepted.
+/// The maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 /// The wait after a failed accept.
 const RETRY: Duration = Duration::from_millis(10);
 /// The interface index of lo in every network namespace.
 const LO: u32 = 1;
 
-/// Listens at addresses of the anchor, one per family of the kernel. The kernel chooses the ports.
+/// Listens at the anchor's addresses, one for each family of the kernel. The kernel chooses the
+/// ports.
 pub(super) async fn listen(netlink: &Handle) -> Result<Vec<TcpListener>> {
     anchor::address_listeners(netlink).await?;
     let v4 = listener(IpAddr::from(anchor::LISTEN4))?;
@@ -46,9 +47,9 @@ fn listener(ip: IpAddr) -> Result<TcpListener> {
     listen().with_context(|| format!("listen at {ip}"))
 }
 
-/// A socket filter that accepts packets from lo alone, where kpx sends the connections of this
-/// machine's programs. Other hosts get no answer from the port, whatever addresses the machine
-/// forwards or owns. Connections inherit the filter of their listener.
+/// A socket filter that accepts only packets from lo, through which kpx sends the connections of
+/// local processes. Other hosts get no answer from the port, whichever addresses the machine owns
+/// or forwards. Connections inherit the filter of their listener.
 const OF_LO: [SockFilter; 4] = [
     SockFilter::new(
         (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
@@ -72,11 +73,11 @@ pub(super) async fn accept(listeners: &[TcpListener]) -> (TcpStream, SocketAddr)
             select_all(listeners.iter().map(|listener| Box::pin(listener.accept()))).await;
         match accepted {
             Ok((stream, client)) => {
-                // Small answers must not wait for Nagle's algorithm.
+                // Nagle's algorithm would delay small answers.
                 let _ = stream.set_nodelay(true);
                 return (stream, client);
             }
-            // The client gave up, or files are short for a moment.
+            // The client has aborted the connection, or the process has no free file descriptor.
             Err(error) => {
                 debug!(%error, "a connection for the tunnel could not be accepted");
                 sleep(RETRY).await;
@@ -85,7 +86,7 @@ pub(super) async fn accept(listeners: &[TcpListener]) -> (TcpStream, SocketAddr)
     }
 }
 
-/// Resets a connection, so that its client does not see an orderly end.
+/// Resets a connection, so that its client does not read an orderly end.
 pub(super) fn reset(stream: TcpStream) {
     let lingers: io::Result<()> = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     if let Err(error) = lingers {

@@ -1,11 +1,11 @@
-//! The files of the page, which are part of the binary.
+//! The page's files, which are part of the binary.
 
 use axum::Router;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-/// The hash of a file's content, by which a browser notices another version of the agent.
+/// The hash of a file's content, by which a browser finds files of another version.
 const CRC: crc::Crc<u64> = crc::Crc::<u64>::new(&crc::CRC_64_XZ);
 
 struct Asset {
@@ -69,8 +69,7 @@ pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
-/// Serves a file. The browser must check its copy each time, because the agent may have been
-/// replaced.
+/// Serves a file. The browser must validate its copy each time, because kpx may have been upgraded.
 fn serve(asset: &Asset, tag: &HeaderValue, request: &HeaderMap) -> Response {
     let caching = [
         (header::ETAG, tag.clone()),

@@ -1,7 +1,7 @@
-//! `/ui/api/events`: what `kpx monitor` shows, as server-sent events.
+//! `/ui/api/events`: the events of `kpx monitor`, as server-sent events.
 //!
 //! The programs record only while someone watches, so the stream costs nothing once the browser has
-//! left. A slow browser loses events and learns how many.
+//! left. A slow browser loses events and gets their number.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -24,18 +24,18 @@ use crate::monitor::{Event, Feed, Filter, Limit};
 use proxy_view::Names;
 use proxy_view::object_name::ObjectName;
 
-/// The number of events that a browser gets in a second. More would scroll away unread.
+/// The maximum number of events per second for a browser. More would scroll away unread.
 const PER_SECOND: u32 = 100;
-/// The time after which a stream ends. The page then opens another one, and a forgotten client does
+/// The time after which a stream ends. The page then opens another stream; a forgotten client does
 /// not.
 const LIFE: Duration = Duration::from_secs(600);
-/// The time without an event after which a sign of life is sent, because a write finds out that a
+/// The time without an event after which a comment is sent, because only a write shows that a
 /// client is gone.
 const SILENCE: Duration = Duration::from_secs(10);
-/// The least time between two readings of the Services' names.
+/// The minimum time between two reads of the Services' names.
 const NAMES_PERIOD: Duration = Duration::from_secs(1);
 
-/// The events that a browser asks for; a field that is missing selects nothing.
+/// A browser's selection of events. A missing field does not restrict it.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wanted {
@@ -44,7 +44,7 @@ pub(super) struct Wanted {
     service: Option<String>,
     client: Option<String>,
     reason: Option<String>,
-    /// The kind of events: `decisions` or `unserved`.
+    /// The kind of event: `decisions` or `unserved`.
     kind: Option<String>,
 }
 
@@ -79,7 +79,7 @@ pub(super) async fn events(State(page): State<Page>, Query(wanted): Query<Wanted
 }
 
 impl Wanted {
-    /// Returns the filter, or the field that cannot be one.
+    /// Returns the filter, or an error that names the invalid field.
     fn filter(self) -> Result<Filter, String> {
         let service = self
             .service
@@ -108,13 +108,13 @@ impl Wanted {
     }
 }
 
-/// A stream to one browser. Its end gives up the place among the watchers.
+/// A stream to one browser, which counts as a watcher until the stream ends.
 struct Events {
     feed: Feed,
     filter: Filter,
     limit: Limit,
     namer: Namer,
-    /// True after the first words, which tell the browser that events follow.
+    /// Set after the first text, which shows the browser that the stream is open.
     is_open: bool,
     end: Instant,
     _room: OwnedSemaphorePermit,
@@ -128,7 +128,7 @@ impl Events {
         })
     }
 
-    /// Returns the next words; None at the end of the stream.
+    /// Returns the next text; `None` at the end of the stream.
     async fn next(&mut self) -> Option<String> {
         if !std::mem::replace(&mut self.is_open, true) {
             return Some(": open\n\n".to_owned());
@@ -147,7 +147,7 @@ impl Events {
         }
     }
 
-    /// Returns the words for an event; None if it is not wanted, or one too many.
+    /// Returns the text for an event; `None` if the filter or the limit excludes the event.
     async fn text(&mut self, event: Arc<Event>) -> Option<String> {
         let mut event = Arc::unwrap_or_clone(event);
         self.namer.name(&mut event).await;
@@ -169,11 +169,12 @@ fn of_event(event: &Event) -> Option<String> {
     Some(format!("data: {}\n\n", serde_json::to_string(event).ok()?))
 }
 
-/// A lookup of Services' names.
+/// Finds the names of Services.
 struct Namer {
     agent: AgentHandle,
     names: Names,
-    /// The time from which the names may be read again: an unknown Service may be new, or gone.
+    /// The earliest time at which an unknown Service, which may be new, causes another read of the
+    /// names.
     next: Instant,
 }
 
@@ -181,7 +182,7 @@ impl Namer {
     async fn name(&mut self, event: &mut Event) {
         event.name(&self.names);
         if event.lacks_name() && Instant::now() >= self.next {
-            // Without names the event still shows addresses.
+            // On failure the event still shows addresses.
             if let Ok(names) = self.agent.names().await {
                 self.names = Names::new(names);
             }

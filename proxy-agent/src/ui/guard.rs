@@ -1,4 +1,4 @@
-//! Guards the page's data against other sites.
+//! Protects the page's data from other sites.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use http::{HeaderName, HeaderValue, StatusCode, header};
 
 use crate::http_server::Client;
 
-/// The policy allows only this server's own files; no text of an object can become markup or a
-/// script.
+/// The content security policy: only this server's own files, and no text of an object can become
+/// markup or a script.
 const POLICY: &str = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
@@ -38,9 +38,9 @@ pub(super) async fn protect(mut response: Response) -> Response {
     response
 }
 
-/// Refuses requests that name the server by a name that is not its own.
+/// Refuses requests whose `Host` is not a name of this server.
 ///
-/// Else a site could resolve a name of its own to this server, and its scripts would count as the
+/// Otherwise a site could resolve its own name to this server, and its scripts would count as the
 /// page's (DNS rebinding).
 pub(super) async fn known_host(
     State(node_name): State<Arc<str>>,
@@ -59,14 +59,14 @@ pub(super) async fn known_host(
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
-/// The header that the page's own requests have. A browser sends it for no other site, unless the
-/// server agrees first, and this one never does.
+/// The header of the page's own requests. A browser sends it for another site only after the server
+/// has agreed, and this server never agrees.
 const OF_PAGE: HeaderName = HeaderName::from_static("kpx-page");
 
-/// Refuses requests that do not come from the page, and those of other hosts and pods.
+/// Refuses requests of other hosts and pods, and requests that do not come from the page.
 ///
-/// Else any site in the operator's browser, or any pod that reaches the metrics address, could make
-/// the agent work.
+/// Otherwise any site in the operator's browser, or any pod that reaches the metrics address, could
+/// make the agent work.
 pub(super) async fn page_on_host(
     client: Option<Extension<Client>>,
     request: Request,

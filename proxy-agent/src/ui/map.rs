@@ -1,5 +1,5 @@
-//! `/ui/api/map`: the open flows of a namespace or of one Service, added up from client over
-//! Service to backend.
+//! `/ui/api/map`: the open flows of a namespace or of one Service, summed up by path: client,
+//! Service, backend.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -19,32 +19,31 @@ use proxy_core::model::NodeModel;
 use proxy_datapath::{FlowMaps, ListedFlow};
 use proxy_view::{Names, frontend_names};
 
-/// The number of flows that are read; a node with more shows a part.
+/// The maximum number of flows that are read, for a partial map.
 const FLOWS: usize = 500_000;
-/// The number of ways that are told apart while they are counted.
+/// The maximum number of paths that are counted separately.
 const WAYS: usize = 8_192;
-/// The number of further addresses that are named.
+/// The maximum number of further addresses that get names.
 const ALSO: usize = 128;
-/// The number of ways in the answer, the busiest first.
+/// The maximum number of paths in the answer, the busiest first.
 const SHOWN: usize = 256;
 
-/// The part of the flows that is asked for.
+/// The requested part of the flows.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wanted {
     namespace: String,
-    /// The name of a Service; all of the namespace if missing.
+    /// The name of a Service; `None` for all Services of the namespace.
     service: Option<String>,
-    /// Further addresses, with commas in between, whose pods are named: those that the page knows
-    /// from events.
+    /// Further addresses that need pods' names, separated by commas: the page has them from events.
     also: Option<String>,
 }
 
-/// A way from a client to a backend.
+/// A path from a client to a backend.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Way {
-    /// The address of the client; None for this node.
+    /// The address of the client; `None` if it is this node.
     client: Option<IpAddr>,
     service: String,
     backend: SocketAddr,
@@ -61,14 +60,14 @@ struct Counted {
 #[serde(rename_all = "camelCase")]
 struct MapView {
     ways: Vec<Counted>,
-    /// The number of open flows whose ways are not in the answer.
+    /// The number of open flows whose paths are not in the answer.
     left_out: u64,
-    /// True if the tables have more flows than are read.
+    /// True if the tables have more flows than [`FLOWS`].
     partial: bool,
-    /// The pods as `namespace/name`, by address, as far as they are endpoints of a Service. An
-    /// address of several pods, as on another node's network, has no name.
+    /// The pods as `namespace/name`, by address, if they are endpoints of a Service. An address of
+    /// several pods, as on another node's network, has no name.
     pods: BTreeMap<IpAddr, String>,
-    /// The name of this node, by its addresses. No pod on the node's network has their name.
+    /// The name of this node, by its addresses. Pods on the node's network have no names here.
     nodes: BTreeMap<IpAddr, String>,
 }
 
@@ -118,7 +117,7 @@ fn view(mut snapshot: Snapshot, flows: &FlowMaps, wanted: &Wanted) -> Result<Map
     Ok(ways.view(&all, also.filter_map(|addr| addr.parse().ok())))
 }
 
-/// The ways that are being counted.
+/// The paths, while they are counted.
 #[derive(Default)]
 struct Ways {
     counts: BTreeMap<Way, u64>,
@@ -126,7 +125,7 @@ struct Ways {
 }
 
 impl Ways {
-    /// Counts a flow, if it is open and its Service is wanted.
+    /// Counts a flow if it is open and its Service is selected.
     fn add(&mut self, flow: &ListedFlow, names: &Names) {
         if matches!(flow.state, FlowState::Closed | FlowState::Reset) {
             return;
@@ -147,7 +146,7 @@ impl Ways {
         }
     }
 
-    /// Returns the busiest ways, with the names of their pods.
+    /// Returns the busiest paths, with the names of pods in them and at `also`.
     fn view(self, snapshot: &Snapshot, also: impl Iterator<Item = IpAddr>) -> MapView {
         let Self { counts, mut view } = self;
         let mut ways: Vec<_> = counts
@@ -195,7 +194,7 @@ fn pods(snapshot: &Snapshot, addrs: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Strin
     unambiguous(named)
 }
 
-/// Returns the names of the addresses that have a single one.
+/// Returns the addresses with exactly one name.
 fn unambiguous(named: impl Iterator<Item = (IpAddr, String)>) -> BTreeMap<IpAddr, String> {
     let mut names = BTreeMap::<IpAddr, BTreeSet<String>>::new();
     for (addr, name) in named {

@@ -1,4 +1,4 @@
-//! Bounds the costly answers that are made at a time.
+//! Limits the number of costly answers in progress.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The room for one kind of answer.
+/// The permits for one kind of answer.
 #[derive(Clone)]
 pub(super) struct Room {
     what: &'static str,
@@ -14,18 +14,18 @@ pub(super) struct Room {
     free: Arc<Semaphore>,
 }
 
-/// The rooms of one page.
+/// The permits of one page, by kind of answer.
 #[derive(Clone)]
 pub(super) struct Rooms {
-    /// Each stream costs a look at every event while it lives.
+    /// Each stream filters every event while it is open.
     pub(super) events: Room,
-    /// Each list keeps a snapshot of all Services until its reader has taken it.
+    /// Each list keeps a snapshot of all Services until the client has read the list.
     pub(super) rows: Room,
-    /// Each answer is whole in memory until its reader has taken it.
+    /// Each answer is in memory until the client has read it.
     pub(super) wholes: Room,
-    /// Each map walks the flow tables.
+    /// Each map reads the flow tables.
     pub(super) maps: Room,
-    /// Each trace has the kernel verify a copy of the programs: about a second of one processor.
+    /// For each trace the kernel verifies a copy of the programs: about a second of one processor.
     pub(super) traces: Room,
 }
 
@@ -46,7 +46,7 @@ impl Default for Rooms {
     }
 }
 
-/// The answer for a client that must come again.
+/// The answer for a client that must retry later.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Full {
     what: &'static str,
@@ -54,7 +54,7 @@ pub(super) struct Full {
 }
 
 impl Room {
-    /// Returns a place that is free again when the result is dropped.
+    /// Returns a permit, which is free again when dropped.
     pub(super) fn enter(&self) -> Result<OwnedSemaphorePermit, Full> {
         Arc::clone(&self.free)
             .try_acquire_owned()

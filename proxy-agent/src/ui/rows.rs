@@ -1,9 +1,10 @@
-//! `/ui/api/rows`: the table of Services, a line of JSON for each. `/ui/api/service`: one Service
-//! in full.
+//! `/ui/api/rows`: the table of Services, one line of JSON per Service. `/ui/api/service`: one
+//! Service with all details.
 //!
-//! A cluster may have 10,000 Services, which the page reads every two seconds. So a row has only
-//! what the table shows, and the first rows leave before the last are made. Rows come by namespace
-//! and name; failing Services also come ahead of all, if the page asks for them.
+//! A cluster may have 10,000 Services, and the page reads their rows every two seconds. So a row
+//! has only the table's fields, and the first rows are sent before the last are made. Rows are
+//! sorted by namespace and name. If requested, the rows of failing Services are sent before all
+//! rows.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,28 +28,28 @@ use proxy_datapath::{Counts, FlowMaps};
 use proxy_view::history::Failures;
 use proxy_view::{PortView, ServiceView, view};
 
-/// The number of rows that are made in one go.
 const BATCH: usize = 512;
-/// The maximum number of rows that come ahead: as many as the page shows before all have come.
+/// The maximum number of rows that are sent first: as many as the page shows before it has all
+/// rows.
 const AHEAD: usize = 200;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wanted {
-    /// True for failing Services ahead of all.
+    /// True to send the rows of failing Services first.
     #[serde(default)]
     ahead: bool,
 }
 
-/// The first line.
+/// The first line of the answer.
 #[derive(Serialize)]
 struct Head {
     services: usize,
-    /// The number of rows that come ahead, and again in their place.
+    /// The number of rows that are sent first, and again in their place.
     ahead: usize,
 }
 
-/// A Service as the table shows it.
+/// A Service with the table's fields.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
@@ -57,10 +58,10 @@ struct Row {
     r#type: String,
     addresses: Vec<IpAddr>,
     ports: Vec<RowPort>,
-    /// The numbers of ready and of all pods; without pods' names it counts addresses.
+    /// The numbers of ready pods and of all pods, or of addresses if pods have no names.
     ready: usize,
     total: usize,
-    /// The number of frontends that are not in force.
+    /// The number of frontends that are not programmed.
     conflicts: usize,
     flows: u64,
     open_flows: u64,
@@ -107,14 +108,14 @@ pub(super) async fn rows(State(page): State<Page>, Query(wanted): Query<Wanted>)
     }
 }
 
-/// A list that is being sent.
+/// A list while it is sent.
 struct Rows {
     snapshot: Snapshot,
     counts: Arc<Counts>,
     failing: BTreeMap<ObjectName, Failures>,
-    /// True if failing Services come ahead.
+    /// True if failing Services are sent first.
     ahead: bool,
-    /// The number of rows made so far; None before the first line.
+    /// The number of rows made so far; `None` before the first line.
     made: Option<usize>,
     _room: OwnedSemaphorePermit,
 }
@@ -138,7 +139,7 @@ impl Rows {
         })
     }
 
-    /// Returns the lines. A batch is made when the client has taken the one before.
+    /// Returns the lines. Each batch is made when the client has read the previous batch.
     fn lines(self) -> impl TryStream<Ok = Bytes, Error = anyhow::Error> + Send + 'static {
         stream::try_unfold(self, |mut rows| async {
             let batch = spawn_blocking(move || {
@@ -292,7 +293,7 @@ impl RowPort {
     }
 }
 
-/// Returns the numbers of ready and of all pods. A pod is ready if it is for every port.
+/// Returns the numbers of ready pods and of all pods. A pod is ready if it is ready for every port.
 fn readiness(ports: &[PortView]) -> (usize, usize) {
     let mut pods: BTreeMap<String, bool> = BTreeMap::new();
     for backend in ports.iter().flat_map(|port| &port.backends) {
@@ -301,7 +302,6 @@ fn readiness(ports: &[PortView]) -> (usize, usize) {
     (pods.values().filter(|ready| **ready).count(), pods.len())
 }
 
-/// The name of a Service.
 #[derive(Deserialize)]
 pub(super) struct Name {
     namespace: String,

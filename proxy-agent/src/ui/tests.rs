@@ -287,7 +287,7 @@ async fn answers_that_are_not_read_are_bounded() {
         "one was read"
     );
     unread.clear();
-    // An answer that fails keeps no room.
+    // A failed answer returns its permit.
     for _ in 0..9 {
         let response = send(&router, Method::GET, "/ui/api/services", &host).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);

@@ -1,4 +1,4 @@
-//! `/ui/api/trace`: what `kpx trace` says of a packet.
+//! `/ui/api/trace`: the result of `kpx trace` for a packet.
 
 use std::error::Error;
 use std::path::Path;
@@ -17,19 +17,19 @@ use super::Page;
 use crate::config::NodeArgs;
 use proxy_trace::TraceArgs;
 
-/// The longest end that a reader may name: a DNS name and a port.
+/// The maximum length in bytes of an endpoint: a DNS name and a port.
 const LONGEST: usize = 300;
 
-/// The ends of a packet, as `kpx trace --from --to` takes them.
+/// The endpoints of a packet, in the notation of `kpx trace --from --to`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Ends {
-    /// The client; a process of this node if missing.
+    /// The client; `None` for a process of this node.
     from: Option<String>,
     to: String,
 }
 
-/// The names of the form's fields; the second and the third one make up `to`.
+/// The names of the form's fields. Its second and third field make up `to`.
 const FROM: &str = "From";
 const TO: &str = "To and Port";
 
@@ -50,7 +50,7 @@ pub(super) async fn trace(State(page): State<Page>, Query(ends): Query<Ends>) ->
         Ok(room) => room,
         Err(full) => return full.into_response(),
     };
-    // The place is taken until the trace ends, even if the browser has left.
+    // The permit is held until the trace ends, even if the browser has left.
     let traced = spawn_blocking(move || {
         let _room = room;
         proxy_trace::run(args)
@@ -62,7 +62,7 @@ pub(super) async fn trace(State(page): State<Page>, Query(ends): Query<Ends>) ->
 }
 
 impl Ends {
-    /// Returns the arguments of the command, or the field of the form that has a fault.
+    /// Returns the arguments of the command, or an error that names the form's invalid field.
     fn args(&self, run_dir: &Path) -> Result<TraceArgs<NodeArgs>, String> {
         let fields = [(FROM, self.from.as_ref()), (TO, Some(&self.to))];
         let is_long = |end: Option<&String>| end.is_some_and(|end| end.len() > LONGEST);
@@ -73,7 +73,7 @@ impl Ends {
             .from
             .as_ref()
             .map_or_else(|| "--host".to_owned(), |from| format!("--from={from}"));
-        // A text behind an equals sign is a value, even if it looks like a flag.
+        // A text after an equals sign is a value, even if it looks like a flag.
         let line = [
             "trace".to_owned(),
             format!("--run-dir={}", run_dir.display()),
@@ -85,7 +85,7 @@ impl Ends {
     }
 }
 
-/// Names the field of the form and its fault, without the flag that stands for it.
+/// Returns the form's field and its error. The form has no flags, so the text names none.
 fn fault(error: &clap::Error) -> String {
     let field = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(flag)) if flag.starts_with("--from") => FROM,

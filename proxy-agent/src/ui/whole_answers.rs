@@ -1,8 +1,8 @@
-//! `/ui/api/services` and `/ui/api/history`: answers that are made in one go, off the runtime's
+//! `/ui/api/services` and `/ui/api/history`: answers that are made as a whole, off the runtime's
 //! threads.
 //!
-//! Either may have megabytes, and clients elsewhere may ask for them. So an answer keeps its room
-//! until its reader has taken it: the memory of readers that do not read is bounded.
+//! An answer can have megabytes, and clients elsewhere may request it. So each answer holds a
+//! permit until the client has read it. This bounds the memory for clients that do not read.
 
 use anyhow::{Context, Result};
 use axum::body::{Body, Bytes};
@@ -18,8 +18,8 @@ use crate::control::answer;
 use crate::history::Wanted;
 use proxy_view::views;
 
-/// The bytes that are handed to the connection in one go. They are copies, so none of them holds
-/// the whole answer.
+/// The number of bytes per piece. Pieces are copies, so they do not keep the whole answer in
+/// memory.
 const PIECE: usize = 64 * 1024;
 
 pub(super) async fn services(State(page): State<Page>) -> Response {
@@ -53,7 +53,7 @@ async fn send(
     room: OwnedSemaphorePermit,
     make: impl FnOnce() -> Result<Vec<u8>> + Send + 'static,
 ) -> Response {
-    // The room goes along, because a client that leaves does not end the work.
+    // The work holds the permit, because it continues after a client has left.
     let made = spawn_blocking(move || make().map(|whole| (whole, room)));
     match made.await.context("make the answer").flatten() {
         Ok((whole, room)) => {
@@ -64,7 +64,7 @@ async fn send(
     }
 }
 
-/// Returns the pieces. One is made when the connection has room for it.
+/// Returns the answer in pieces. Each piece is made when the connection can send it.
 fn pieces(
     whole: Vec<u8>,
     room: OwnedSemaphorePermit,

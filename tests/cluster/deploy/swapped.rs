@@ -211,7 +211,7 @@ fn a_container_that_does_not_see_another_ones_links_refuses_to_start() -> Result
     let mut open = fixture.connections()?;
     let said = fixture.is_refused()?;
     ensure!(
-        said.contains("by TCX links, and this container does not see their pins"),
+        said.contains("through TCX links, and this container does not see their pins"),
         "{said}"
     );
     answer(&mut open).context("they serve on")

@@ -1,4 +1,5 @@
-//! Lists the crates of kpx and of its kernel programs with cargo-cyclonedx.
+//! Lists the crates of kpx and of its kernel programs (a software bill of materials), with
+//! cargo-cyclonedx.
 
 use std::fs;
 use std::path::Path;
@@ -12,10 +13,10 @@ use crate::step::quiet;
 use crate::workspace;
 
 const CARGO_CYCLONEDX_VERSION: &str = "0.5.9";
-/// The file name of each package's bill, in the package's folder.
+/// The file name of each package's bill, in the package's directory.
 const NAME: &str = "kpx-bill";
 
-/// Returns the bill of kpx with its kernel programs; `metadata` is cargo's, `time` is in seconds
+/// Returns the bill of kpx with its kernel programs. `metadata` is cargo's, `time` is in seconds
 /// since 1970.
 pub(super) fn bill(metadata: &Value, arch: Arch, time: u64) -> Result<Value> {
     let mut cargo = cargo_tool("cyclonedx", CARGO_CYCLONEDX_VERSION)?;
@@ -77,7 +78,7 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// Reads the bill of the package in a folder. Its paths are relative to the workspace.
+/// Reads the bill of the package in a directory, and makes its paths relative to the workspace.
 fn read(folder: &Path) -> Result<Value> {
     let path = folder.join(NAME).with_extension("json");
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;

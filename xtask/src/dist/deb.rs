@@ -16,7 +16,7 @@ use crate::{shell, workspace};
 
 const CARGO_DEB_VERSION: &str = "3.8.0";
 
-/// Writes the package of the staged files; `time` is in seconds since 1970.
+/// Writes the package with the staged files; `time` is in seconds since 1970.
 pub(super) fn pack(package: &Path, arch: Arch, time: u64) -> Result<()> {
     let mut cargo = cargo_tool("deb", CARGO_DEB_VERSION)?;
     cargo.args([
@@ -35,8 +35,8 @@ pub(super) fn pack(package: &Path, arch: Arch, time: u64) -> Result<()> {
     quiet("pack for Debian", [cargo])
 }
 
-/// Checks that a package has its architecture, and the staged files at the paths of systemd and the
-/// shell.
+/// Checks that a package has the architecture, and the staged files at the paths that systemd and
+/// shells use.
 pub(super) fn look_into(package: &Path, arch: Arch, version: &str, stage: &Path) -> Result<()> {
     if shell::which("dpkg-deb").is_none() {
         eprintln!(

@@ -1,5 +1,5 @@
-//! Writes a container image without a container engine: an OCI layout of one layer in a tar file.
-//! It includes Docker's manifest list, for tools that read only that.
+//! Writes a container image without a container engine: an OCI layout with one layer, in a tar
+//! file. Includes Docker's manifest list, for tools that read only that list.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -21,11 +21,12 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// The name of the image. Its registry `localhost` never answers, so no node pulls a stranger's
+/// The name of the image. The registry `localhost` never answers, so no node pulls somebody else's
 /// image.
 const NAME: &str = "localhost/kpx";
 
-/// Returns an image `localhost/kpx:VERSION` for the architectures; `roots` are the contents.
+/// Returns an image `localhost/kpx:VERSION` for the architectures. `roots` are the contents, `time`
+/// is in seconds since 1970.
 pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<Vec<u8>> {
     let mut blobs = Blobs::default();
     let images = roots
@@ -33,7 +34,8 @@ pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<V
         .map(|(arch, root)| manifest(&mut blobs, *arch, root, version, time));
     let images = images.collect::<Result<Vec<_>>>()?;
     let of_one = <[(Value, Value); 1]>::try_from(images.clone()).ok();
-    // Several images have an index, which has the name; a node selects its architecture's image.
+    // For several architectures an index gets the name, and a node selects the image of its
+    // architecture.
     let mut named = match &of_one {
         Some([(manifest, _)]) => manifest.clone(),
         None => {
@@ -66,7 +68,7 @@ pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<V
     files.tar(time)
 }
 
-/// Adds the image of an architecture. Returns its descriptor, and its entry in Docker's manifest
+/// Adds the image of an architecture. Returns its descriptor, and its entry for Docker's manifest
 /// list.
 fn manifest(
     blobs: &mut Blobs,
@@ -172,7 +174,6 @@ fn unpack_layers(layout: &Path, root: &Path, arch: Arch) -> Result<()> {
 struct Blobs(Files);
 
 impl Blobs {
-    /// Adds a blob, and returns its descriptor.
     fn add(&mut self, media_type: &str, bytes: Vec<u8>) -> Value {
         let digest = format!("sha256:{}", sha256(&bytes));
         let descriptor = json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() });
@@ -181,7 +182,6 @@ impl Blobs {
     }
 }
 
-/// Returns the path of a descriptor's blob.
 fn blob_path(descriptor: &Value) -> String {
     let digest = descriptor["digest"].as_str().unwrap_or_default();
     format!("blobs/{}", digest.replace(':', "/"))

@@ -65,7 +65,7 @@ fn key(package: &Value) -> (Option<&str>, Option<&str>) {
     (package["name"].as_str(), package["version"].as_str())
 }
 
-/// Returns the texts of a crate's license files, sorted by file name. They may be in a folder
+/// Returns the texts of a crate's license files, sorted by file name. Also searches the directory
 /// `LICENSES`.
 fn files(folder: &Path) -> Result<Vec<String>> {
     const BEGINNINGS: [&str; 5] = ["license", "licence", "copying", "copyright", "notice"];

@@ -16,7 +16,7 @@ pub(super) enum Entry {
     Link(String),
 }
 
-/// The entries by relative path with `/`.
+/// Files and links by relative path, with `/`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Files(BTreeMap<String, Entry>);
 
@@ -110,7 +110,7 @@ impl Files {
         gzip(&self.tar(time)?)
     }
 
-    /// Returns the folders above the files, each after its parent.
+    /// Returns the directories above the files, each after its parent.
     fn folders(&self) -> Vec<String> {
         let above = |path: &String| {
             Path::new(path)

@@ -27,7 +27,7 @@ pub(super) fn write(folder: &Path, names: &[String]) -> Result<()> {
         .with_context(|| format!("write {NAME}"))
 }
 
-/// Reads all files again, and returns their names and sizes in bytes.
+/// Reads all listed files, checks their sums, and returns their names and sizes in bytes.
 pub(super) fn verify(folder: &Path) -> Result<Vec<(String, usize)>> {
     let text = fs::read_to_string(folder.join(NAME)).with_context(|| format!("read {NAME}"))?;
     let lines = text.lines().map(|line| {

@@ -35,7 +35,7 @@ impl TestCounts {
         Ok(())
     }
 
-    /// Prints the tally as the last line, after the error.
+    /// Prints the error, then the tally as the last line.
     pub(crate) fn end(self, result: Result<()>) -> Result<()> {
         if let Err(error) = &result {
             eprintln!("{error:#}");
@@ -131,7 +131,7 @@ impl Outcome {
 mod tests {
     use super::*;
 
-    /// Returns the outcome of a `cargo test` with the output and exit status of `script`.
+    /// Returns the outcome of a `cargo test` whose output and exit status come from `script`.
     fn outcome(script: &str) -> Outcome {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]);

@@ -1,4 +1,4 @@
-//! The rules and their exemptions, each with its reason.
+//! The rules and their exemptions, each with a reason.
 
 use super::Violation;
 use super::source::{File, Mention, Tree};
@@ -126,7 +126,7 @@ const SLEEP: &[(&str, &str)] = &[
     ("crates/tools/src/soak", "the length of a fault is tested"),
 ];
 
-/// The reasons that no packet row can produce.
+/// The `Reason`s that no packet row can produce.
 const NO_ROW: &[(&str, &str)] = &[
     (
         "Vlan",
@@ -135,7 +135,7 @@ const NO_ROW: &[(&str, &str)] = &[
     ("SeenBefore", "takes two devices: see tests/lab/devices.rs"),
 ];
 
-/// The pure modules: values in, values out.
+/// The pure modules: their functions depend only on arguments.
 const PURE: &[&str] = &["proxy-common/src", "crates/core/src"];
 
 /// The names that pure modules must not mention, and that cargo's dependencies do not exclude:
@@ -234,7 +234,8 @@ fn ignored_tests(file: &File) -> Vec<Violation> {
         .collect()
 }
 
-/// Some row in the files of `tests/kernel/rows`, or in Rust beside them, must count every `Reason`.
+/// Some packet row must count each `Reason`: in a file of `tests/kernel/rows`, or in Rust next to
+/// it.
 fn uncovered_reasons(tree: &Tree) -> Vec<Violation> {
     let Some(file) = tree.file("proxy-common/src/counter.rs") else {
         return Vec::new();
@@ -283,7 +284,6 @@ fn counter_name<'a>(file: &'a File, variant: &str) -> Option<&'a str> {
     .next()
 }
 
-/// Returns the variants of an enum, with their lines.
 fn variants(file: &File, name: &str) -> Vec<(String, usize)> {
     let Some(start) = (0..file.tokens.len()).find(|&at| file.has(at, &["enum", name, "{"])) else {
         return Vec::new();
@@ -308,15 +308,15 @@ fn exempt(file: &File, exemptions: &[(&str, &str)]) -> bool {
     exemptions.iter().any(|(module, _)| file.is_in(module))
 }
 
-/// Returns the lines on which these tokens begin.
+/// Returns the lines at which these tokens begin.
 fn find(file: &File, texts: &[&str]) -> impl Iterator<Item = usize> {
     (0..file.tokens.len())
         .filter(move |&at| file.has(at, texts))
         .map(|at| file.tokens[at].line)
 }
 
-/// Returns true if the text is one of these paths or below one. The name of a crate without `::`
-/// may also be a variable, and does not count.
+/// Returns true if the text is one of these paths or begins with one. A crate's name without `::`
+/// does not count, because it may be a variable.
 fn is_under(text: &str, paths: &[&str]) -> bool {
     paths.iter().any(|path| match text.strip_prefix(path) {
         Some("") => path.contains("::"),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The folders with test code only.
+/// The directories that contain only test code.
 pub(super) const TESTS: [&str; 3] = ["crates/tools", "crates/testbed", "tests"];
 
 pub(super) struct Tree {
@@ -18,7 +18,7 @@ pub(super) struct Tree {
 }
 
 pub(super) struct File {
-    /// The path from the top of the workspace, with `/`.
+    /// The path from the workspace's root, with `/`.
     pub(super) path: String,
     pub(super) tokens: Vec<Token>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Token {
     pub(super) test: bool,
 }
 
-/// A path as written, or as a tree of `use` spells it: `use a::{b, c::d};` has `a::b` and
+/// A path in the code, with the prefixes of its `use`: `use a::{b, c::d};` has `a::b` and
 /// `a::c::d`.
 pub(super) struct Mention {
     pub(super) text: String,
@@ -87,13 +87,13 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Returns the file of a module and the files of its submodules.
+    /// Returns the files of a module and of its submodules.
     pub(super) fn module(&self, module: &str) -> impl Iterator<Item = &File> {
         self.files.iter().filter(move |file| file.is_in(module))
     }
 }
 
-/// Finds every Rust file and every file of packet rows below, except build products and hidden
+/// Finds all Rust files and files of packet rows in a directory, except build products and hidden
 /// directories.
 fn find(dir: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))? {
@@ -151,7 +151,7 @@ impl File {
 
     pub(super) fn paths(&self) -> Vec<Mention> {
         let mut paths = Vec::new();
-        // The prefix of each open brace as in `a::b::{`; `None` for a brace outside of `use`.
+        // The prefix for each open brace as in `a::b::{`; `None` for a brace outside of `use`.
         let mut prefixes: Vec<Option<String>> = Vec::new();
         let mut at = 0;
         while let Some(token) = self.tokens.get(at) {
@@ -208,7 +208,7 @@ impl File {
         self.tokens.len() - 1
     }
 
-    /// Returns the modules that this file declares for tests alone and keeps in files of their own,
+    /// Returns the modules that this file declares only for tests and that have files of their own,
     /// as paths without `.rs`.
     fn test_modules(&self) -> Vec<String> {
         let (dir, name) = self.path.rsplit_once('/').unwrap_or(("", &self.path));

@@ -1,4 +1,5 @@
-//! The walls between crates: the permitted dependencies. A crate's manifest must match this list.
+//! The walls between crates: their permitted dependencies. Each crate's manifest must match this
+//! list.
 
 use std::fs;
 use std::path::Path;
@@ -80,7 +81,7 @@ const USES: &[(&str, &[&str])] = &[
             "tokio",
         ],
     ),
-    // The crate of the agent.
+    // The agent's crate.
     (
         "proxy-agent",
         &[
@@ -184,7 +185,7 @@ fn breaches(path: &str, manifest: &str, uses: &[&str]) -> Vec<Violation> {
     violations
 }
 
-/// Returns the walled crates among the dependencies of a manifest, with their lines.
+/// Returns the dependencies in a manifest that have walls, with their lines.
 fn dependencies(manifest: &str) -> Vec<(&str, usize)> {
     let lines = (1..)
         .zip(manifest.lines())

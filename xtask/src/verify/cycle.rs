@@ -1,6 +1,6 @@
-//! Finds loops that are closed by fall-through instead of a jump. Kernels up to 6.1 at least refuse
-//! them in a check that runs before verification. Newer kernels accept them, so loading a program
-//! there does not show the problem.
+//! Finds loops that are closed by fall-through instead of a jump. Kernels up to at least 6.1 refuse
+//! them, in a check before the verifier. Newer kernels accept them, so a successful load there
+//! proves nothing.
 
 use std::collections::HashSet;
 
@@ -46,7 +46,7 @@ pub(super) fn check(object: &mut Object) -> Result<()> {
     Ok(())
 }
 
-/// Returns the back edges that are not jumps, each with its two ends.
+/// Returns the back edges that are not jumps, as pairs of instruction indices: from, to.
 fn without_jump(program: &[bpf_insn]) -> Vec<(usize, usize)> {
     #[derive(Clone, Copy, PartialEq)]
     enum State {

@@ -1,5 +1,5 @@
-//! Computes the stack that a program needs, which the kernel reports only in the verifier's log.
-//! Every stack access has an offset from the frame pointer in its instruction.
+//! Computes the stack that a program needs; the kernel reports it only in the verifier's log. Every
+//! stack access has its offset from the frame pointer in the instruction.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,8 +9,8 @@ use aya_obj::generated::bpf_insn;
 
 /// The limit for a program with all called functions, in bytes.
 pub(super) const LIMIT: u32 = 512;
-/// The unit of a frame's size in bytes; no frame is empty (`check_max_stack_depth` in
-/// kernel/bpf/verifier.c).
+/// The unit in bytes to which the kernel rounds up each frame, even an empty one
+/// (`check_max_stack_depth` in kernel/bpf/verifier.c).
 const FRAME: u32 = 32;
 
 const FRAME_POINTER: u8 = 10;
@@ -74,7 +74,7 @@ fn calls(instructions: &[bpf_insn], start: usize) -> impl Iterator<Item = (usize
     })
 }
 
-/// Returns the lowest offset below the frame pointer in a function's instructions.
+/// Returns the size of a function's frame: its lowest offset from the frame pointer.
 fn frame(body: &[bpf_insn]) -> u32 {
     let mut lowest = 0;
     // The register that has just received the frame pointer.

@@ -1,5 +1,5 @@
 //! Writes an initramfs: a cpio archive in the format "newc" (the kernel's
-//! initramfs/buffer-format.rst). Creates the folders above a file; root owns everything.
+//! initramfs/buffer-format.rst). Creates the directories above a file; root owns everything.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Adds a folder; `path` is from the root, without a leading slash.
+    /// Adds a directory; `path` is relative to the root.
     pub(super) fn folder(&mut self, path: &str) {
         if !path.is_empty() && !self.folders.contains(path) {
             self.folders_above(path);
@@ -30,7 +30,7 @@ impl Archive {
         self.entry(path, PROGRAM, (0, 0), content);
     }
 
-    /// Adds a character device, by its major and minor number.
+    /// Adds a character device with its major and minor number.
     pub(super) fn device(&mut self, path: &str, major: u32, minor: u32) {
         self.folders_above(path);
         self.entry(path, DEVICE, (major, minor), &[]);
@@ -90,7 +90,7 @@ impl Archive {
 mod tests {
     use super::*;
 
-    /// The name, mode, device and content of an entry, parsed by the format's description.
+    /// The name, mode, device and content of an entry.
     type Entry = (String, u32, (u32, u32), Vec<u8>);
 
     fn read(mut bytes: &[u8]) -> Vec<Entry> {

@@ -1,6 +1,6 @@
-//! Downloads from Debian: kernels, the emulator, and tools for the guest, into the user's cache.
+//! Downloads kernels, the emulator, and tools for guests from Debian into the user's cache.
 //!
-//! The package lists are private: the machine's own sources are neither used nor changed.
+//! The package lists are private: the machine's own apt sources are neither used nor changed.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::step::quiet;
 use crate::{shell, workspace};
 
-/// The name of the newest kernel, in place of a series.
+/// The word for Debian's newest kernel, in place of a series.
 pub(super) const NEWEST: &str = "newest";
-/// The suites, newest first. None has an expired Release file, and each kernel series is in a
-/// suite.
+/// The suites of Debian's archive, newest first. None has an expired Release file, and each kernel
+/// series is in one of them.
 const KERNEL_SUITES: &[&str] = &[
     "trixie-backports",
     "trixie-security",
@@ -23,7 +23,7 @@ const KERNEL_SUITES: &[&str] = &[
     "bookworm-security",
     "bullseye-security",
 ];
-/// The packages of the emulator, complete, so that apt changes nothing else.
+/// All packages of the emulator, so that apt changes no other package.
 const QEMU_PACKAGES: &[&str] = &[
     "qemu-system-x86",
     "qemu-system-common",
@@ -40,7 +40,7 @@ pub(super) const IPVSADM: Package = (
 pub(super) const WIREGUARD: Package = ("usr/bin/wg", &["wireguard-tools"]);
 pub(super) const IPSET: Package = ("usr/sbin/ipset", &["ipset", "libipset13", "libmnl0"]);
 
-/// A program for guests, and the folders of its libraries.
+/// A program for guests, and the directories of its libraries.
 pub(super) struct Tool {
     pub(super) program: PathBuf,
     pub(super) libraries: Vec<PathBuf>,
@@ -50,7 +50,7 @@ pub(super) struct Kernel {
     /// The release, as `uname -r` prints it.
     pub(super) release: String,
     pub(super) image: PathBuf,
-    /// The folder `lib/modules/<release>`.
+    /// The directory `lib/modules/<release>`.
     pub(super) modules: PathBuf,
 }
 
@@ -75,7 +75,7 @@ impl Debian {
             return Ok(());
         }
         let apt = self.tools()?;
-        // Bookworm's own emulator conflicts with the disk image tools from its backports.
+        // Bookworm's own emulator conflicts with the disk image tools of bookworm-backports.
         let from = if codename()? == "bookworm" {
             "/bookworm-backports"
         } else {
@@ -105,7 +105,7 @@ impl Debian {
         quiet("install QEMU", [install])
     }
 
-    /// Downloads a tool for guests. It may be missing on this machine.
+    /// Downloads a tool for guests, which this machine need not have.
     pub(super) fn tool(&self, (file, packages): Package) -> Result<Tool> {
         let folder = self.cache.join(packages[0]);
         if !folder.join(file).exists() {
@@ -120,8 +120,8 @@ impl Debian {
         })
     }
 
-    /// Returns the newest kernel of a series (`6.1`), or of all ([`NEWEST`]). Uses the cache unless
-    /// `renew`.
+    /// Returns the newest kernel of a series (`6.1`), or of all series ([`NEWEST`]). Uses the cache
+    /// unless `renew`.
     pub(super) fn kernel(&self, name: &str, renew: bool) -> Result<Kernel> {
         let series = (name != NEWEST).then_some(name);
         let folder = self.cache.join("kernels").join(name);
@@ -150,7 +150,7 @@ impl Debian {
             let package = |kind: &str| format!("linux-{kind}-{version}-cloud-amd64");
             let fetched = unpack(folder, |part| {
                 apt.download(&[&package("image")], part)?;
-                // Newer kernels are split into two packages.
+                // Newer kernels have two packages.
                 if Kernel::find(part).is_err() {
                     apt.download(&[&package("binary"), &package("modules")], part)?;
                 }
@@ -247,7 +247,7 @@ impl Apt {
     }
 }
 
-/// Replaces a folder with new content. An interrupted run leaves no folder that looks complete.
+/// Replaces the content of a directory. After an interruption, no directory looks complete.
 fn unpack(folder: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let part = folder.with_extension("part");
     for old in [&part, folder] {

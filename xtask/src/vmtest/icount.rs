@@ -1,7 +1,7 @@
 //! Counts the instructions that Services cost: `cargo xtask bench icount`.
 //!
-//! A guest under software emulation, whose clock advances by a nanosecond per instruction, runs the
-//! benchmark's labs (`crates/tools/src/bin/bench/icount.rs`) and prints its results.
+//! A guest runs the benchmark's labs (`crates/tools/src/bin/bench/icount.rs`) and prints the
+//! results. Software emulation advances the guest's clock by a nanosecond per instruction.
 
 use std::fs;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ const TOOLS: &[&str] = &[
     "iptables-legacy-restore",
     "iptables-nft-restore",
 ];
-/// The matches and targets of iptables that kube-proxy's rules need.
+/// The matches and targets of iptables in kube-proxy's rules.
 const EXTENSIONS: &[&str] = &[
     "ipt_REJECT",
     "xt_DNAT",
@@ -136,7 +136,7 @@ pub(super) struct Guest {
     pub(super) kernel: Kernel,
     pub(super) tools: [Tool; 2],
     pub(super) programs: Vec<(&'static str, PathBuf)>,
-    /// The line that selects the guest's suite.
+    /// The line that selects the guest's suites.
     pub(super) suite: String,
     /// The name of the guest's files.
     pub(super) name: String,

@@ -1,4 +1,5 @@
-//! Builds the guest's initramfs: the tests, kpx, a few tools with their libraries, and modules.
+//! Builds the guest's initramfs: the tests, kpx, some tools with their libraries, and kernel
+//! modules.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use crate::shell;
 
 /// This machine's tools for the lab.
 const TOOLS: &[&str] = &["ip", "nft", "ethtool"];
-/// /etc/protocols, for the tools' protocol names.
+/// The content of /etc/protocols, from which the tools read protocol names.
 const PROTOCOLS: &[u8] = b"tcp 6 TCP\nudp 17 UDP\nsctp 132 SCTP\n";
 
 /// The files that do not depend on the kernel.

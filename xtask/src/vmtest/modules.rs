@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-/// The modules that tests use, and that Debian's kernels do not have built in. The guest gets a
-/// list of the missing modules.
+/// The modules that tests use and that Debian's kernels do not have built in. The guest gets a list
+/// of missing modules.
 pub(super) const WANTED: &[&str] = &[
     // Devices and hooks.
     "veth",
@@ -43,7 +43,7 @@ pub(super) const WANTED: &[&str] = &[
     "sctp",
 ];
 
-/// The additional modules for kube-proxy's rules and its IPVS mode with iptables-nft.
+/// The additional modules for kube-proxy's rules and its mode ipvs with iptables-nft.
 pub(super) const FOR_IPTABLES: &[&str] = &[
     "nft_compat",
     "ipt_REJECT",
@@ -61,10 +61,10 @@ pub(super) const FOR_IPTABLES: &[&str] = &[
     "ip_set_hash_ipportnet",
 ];
 
-/// The additional module for IPVS mode alone: legacy iptables has no tables here.
+/// The additional module for mode ipvs only: legacy iptables has no tables here.
 pub(super) const FOR_IPVS: &[&str] = &["ip6t_REJECT"];
 
-/// The additional modules for kube-proxy's rules alone.
+/// The additional modules for kube-proxy's rules only.
 pub(super) const FOR_RULES: &[&str] = &[
     "nft_fib_ipv4",
     "nft_numgen",
@@ -82,10 +82,10 @@ pub(super) const FOR_RULES: &[&str] = &[
     "nft_flow_offload",
 ];
 
-/// The modules by name, with `_` for `-`.
+/// The paths of modules by name; names have `_` in place of `-`.
 pub(super) struct Modules(BTreeMap<String, PathBuf>);
 
-/// The modules in load order, and the modules that this kernel lacks.
+/// The modules in load order, and the modules that this kernel does not have.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) load: Vec<(String, Vec<u8>)>,
@@ -122,7 +122,8 @@ impl Modules {
     }
 }
 
-/// Returns the module of a file: `veth` of `veth.ko`, `br_netfilter` of `br-netfilter.ko.xz`.
+/// Returns the name of a file's module: `veth` for `veth.ko`, `br_netfilter` for
+/// `br-netfilter.ko.xz`.
 fn module_name(file: &str) -> Option<String> {
     let (name, ending) = file.split_once(".ko")?;
     ["", ".xz", ".zst"]
@@ -130,8 +131,8 @@ fn module_name(file: &str) -> Option<String> {
         .then(|| name.replace('-', "_"))
 }
 
-/// Sorts modules after their dependencies, deduplicated. `read` returns the bytes of a module, if
-/// it exists.
+/// Returns the modules and their dependencies, sorted after their dependencies. `read` returns the
+/// bytes of a module, if it exists.
 fn plan(wanted: &[&str], read: impl Fn(&str) -> Result<Option<Vec<u8>>>) -> Result<Plan> {
     fn visit(
         name: &str,

@@ -16,7 +16,7 @@ use super::report::{Guest, Report};
 
 /// The number of console lines printed if a guest stops early.
 const TAIL: usize = 40;
-/// The kernel's command line, without slow features.
+/// The kernel's command line, which disables slow features.
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=1 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check net.ifnames=0";
 
 /// The processor, without the flags for block copies. Emulated byte by byte, such instructions took
@@ -32,8 +32,8 @@ pub(super) enum Accelerator {
 }
 
 impl Accelerator {
-    /// Returns KVM only if the processor supports it. Elsewhere KVM may start without an error, and
-    /// then no guest runs.
+    /// Returns KVM if the processor supports it. On other processors KVM may start without an
+    /// error, but no guest runs.
     pub(super) fn best() -> Self {
         let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let has = |flag| {

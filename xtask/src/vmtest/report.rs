@@ -1,6 +1,7 @@
 //! Parses the results of tests from a guest's console.
 //!
-//! The guest's own lines begin with [`OURS`]; the output of test programs is between them.
+//! The guest's own lines begin with [`OURS`]; the lines between them are the output of test
+//! programs.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -42,12 +43,12 @@ pub(super) struct Report {
     pub(super) booted: Duration,
     pub(super) took: Duration,
     pub(super) suites: Vec<Suite>,
-    /// The problems other than failed tests.
+    /// The problems of the run other than failed tests.
     pub(super) trouble: Vec<String>,
 }
 
 impl Guest {
-    /// Takes a console line, with the time of its arrival.
+    /// Processes a console line that arrived at this time.
     pub(super) fn take(&mut self, line: &str, at: Duration) {
         let Some((_, ours)) = line.split_once(OURS) else {
             if let (Some(suite), Some(_)) = (self.suites.last_mut(), self.running) {
@@ -116,7 +117,7 @@ impl Guest {
 }
 
 impl Suite {
-    /// Takes a line of a test program, such as `test flows::open ... ok`.
+    /// Processes an output line of a test program, such as `test flows::open ... ok`.
     fn take(&mut self, line: &str) {
         self.output.push(line.to_owned());
         if line.starts_with('{') {
@@ -137,7 +138,7 @@ impl Suite {
         }
     }
 
-    /// Returns the problem, with the program's output.
+    /// Returns the suite's problem with the program's output, if any.
     fn trouble(&self) -> Option<String> {
         let silent = self.passed + self.failed.len() + self.skipped.len() + self.results.len() == 0;
         let what = match self.code {

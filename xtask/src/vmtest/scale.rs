@@ -1,7 +1,7 @@
 //! Measures large clusters on other kernels: `cargo xtask bench scale --kernel`.
 //!
-//! Guests run the benchmark's section `scale`, by default without first packets and without counts
-//! of the API server.
+//! Guests run the benchmark's section `scale`. By default they omit the latency of first packets
+//! and the API server's counts.
 
 use std::time::Duration;
 

@@ -17,7 +17,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// flow is left.
 pub(super) async fn drain(bpf_dir: &Path, timeout: Duration, handle: &Handle) -> Result<bool> {
     let drain = match Drain::open(bpf_dir)? {
-        // The pins ended with a container, and the filters are still attached.
+        // The pins are gone with a container, but the filters are still attached.
         None => Drain::of(find(object::embedded()?, &filter::ours(handle).await?)?)?,
         drain => drain,
     };

@@ -1,4 +1,4 @@
-//! Removes the state of kube-proxy's IPVS mode other than rules: virtual servers, the device,
+//! Removes the state of kube-proxy's mode ipvs other than rules: virtual servers, the device,
 //! ipsets, sysctls.
 
 use std::collections::BTreeSet;
@@ -19,8 +19,8 @@ use proxy_net::{Handle, ipset, sysctl};
 use super::Removed;
 
 /// The names of kube-proxy's ipsets without the prefix `KUBE-`. IPv6 sets have `6-` after the
-/// prefix, and their names are cut to the kernel's length. kube-router and k3s have other sets with
-/// this prefix.
+/// prefix, and their names are cut to the kernel's maximum length. kube-router and k3s use the
+/// prefix for other sets.
 const SETS: [&str; 17] = [
     "LOOP-BACK",
     "CLUSTER-IP",
@@ -43,11 +43,11 @@ const SETS: [&str; 17] = [
 const NODE_PORT_TCP: &str = "NODE-PORT-TCP";
 const NODE_PORT_UDP: &str = "NODE-PORT-UDP";
 const NODE_PORT_SCTP: &str = "NODE-PORT-SCTP-HASH";
-/// The maximum length of an ipset's name in letters.
+/// The maximum length of an ipset's name in bytes.
 const NAME_MAX: usize = 31;
 
-/// The number of attempts per set. The pause between them follows: the kernel releases the set of a
-/// removed rule a moment later.
+/// The number of attempts to destroy an ipset, and the pause between them: the kernel releases an
+/// ipset shortly after its last rule is removed.
 const TRIES: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -59,7 +59,7 @@ const STRICT_ARP: [(&str, &str, &str); 2] = [
     ("ipv4/conf/all/arp_ignore", "1", "0"),
     ("ipv4/conf/all/arp_announce", "2", "0"),
 ];
-/// The folders of sysctls that are set at boot.
+/// The directories with sysctls that are set at boot.
 const SYSCTL_FOLDERS: [&str; 4] = [
     "/etc/sysctl.d",
     "/run/sysctl.d",
@@ -107,7 +107,7 @@ pub(super) async fn remove_servers(
     Ok(())
 }
 
-/// Lists virtual servers, and counts those above the limit.
+/// Lists at most [`NAMED`] virtual servers, and counts the rest.
 fn places(mut servers: Vec<VirtualServer>) -> String {
     servers.sort();
     let mut places: Vec<_> = servers
@@ -134,7 +134,7 @@ pub(super) async fn remove_sets(removed: &mut Removed) -> Result<()> {
         .iter()
         .filter(|name| ours.contains(*name))
     {
-        // The first set has waited long enough for the kernel.
+        // After a failure, the kernel has had time to release the other ipsets.
         let result = if failure.is_none() {
             destroy(name).await
         } else {
@@ -142,7 +142,7 @@ pub(super) async fn remove_sets(removed: &mut Removed) -> Result<()> {
         };
         match result {
             Ok(is_destroyed) => destroyed += usize::from(is_destroyed),
-            // A foreign rule may refer to a set: the remaining sets are removed.
+            // A foreign rule may refer to this ipset. The others are still removed.
             Err(error) => {
                 failure = failure.or(Some(
                     anyhow!(error).context(format!("destroy the ipset {name}")),
@@ -216,8 +216,8 @@ fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
 }
 
-/// Restores the sysctls of `strictARP` if they have exactly these values and no file sets them at
-/// boot.
+/// Restores the sysctls of `strictARP` to the kernel's defaults, if they have kube-proxy's values
+/// and no file sets them at boot.
 fn relax_arp(removed: &mut Removed) -> Result<()> {
     let has =
         |(key, strict, _): &(&str, &str, &str)| Ok(sysctl::read(key)?.as_deref() == Some(*strict));

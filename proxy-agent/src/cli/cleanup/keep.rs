@@ -1,6 +1,6 @@
-//! Keeps kube-proxy's open connections when its rules are removed. The kernel translates them only
-//! while some rule of the same tool registers NAT and connection tracking. If kube-proxy had the
-//! only such rules, removing them would cut all its connections.
+//! Keeps kube-proxy's open connections when its rules are removed. The kernel translates these
+//! connections only while some rule of the same tool registers NAT and connection tracking. If only
+//! kube-proxy had such rules, their removal would break all its connections.
 
 use std::process::Command;
 
@@ -15,7 +15,7 @@ use proxy_net::nft::{self, Family};
 /// The name of kpx's table, and the comment of its rule.
 const KEEP: &str = "kpx-keep";
 
-/// The tools that may list the rules, and the tools that change them.
+/// The tools that list rules, each with the tool that changes these rules.
 const TOOLS: [(&str, &str); 4] = [
     ("iptables-legacy-save", "iptables-legacy"),
     ("ip6tables-legacy-save", "ip6tables-legacy"),
@@ -23,15 +23,15 @@ const TOOLS: [(&str, &str); 4] = [
     ("ip6tables-nft-save", "ip6tables-nft"),
 ];
 
-/// Creates an nftables table without effect: new connections pass its chain, and open connections
-/// never reach it.
+/// Creates an nftables table that changes no packet: new connections pass its chain, open
+/// connections never reach it.
 pub(super) fn keep_by_nft(family: Family, removed: &mut Removed) -> Result<()> {
     nft::make_keeper(family, KEEP)?;
     removed.keep(&table(family));
     Ok(())
 }
 
-/// Creates a legacy iptables rule with the same effect.
+/// Creates a rule of legacy iptables that changes no packet.
 pub(super) fn keep_by_iptables(tool: &str, removed: &mut Removed) -> Result<()> {
     let rule = "-w -t nat -A POSTROUTING -m conntrack --ctstate ESTABLISHED -m comment --comment kpx-keep -j RETURN";
     run(tool, &rule.split(' ').collect::<Vec<_>>())?;
@@ -39,7 +39,7 @@ pub(super) fn keep_by_iptables(tool: &str, removed: &mut Removed) -> Result<()> 
     Ok(())
 }
 
-/// Removes these tables and rules. Connections that depend on them are cut.
+/// Removes the tables and rules of this module. Breaks connections that depend on them.
 pub(super) fn remove(removed: &mut Removed) -> Result<()> {
     for family in nft::families_of(KEEP)? {
         nft::remove_table(family, KEEP)?;
@@ -60,8 +60,7 @@ pub(super) fn remove(removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Removes these tables and rules once kube-proxy's rules use NAT again. Otherwise they stay, and a
-/// note reports them.
+/// Removes these tables and rules if kube-proxy's rules use NAT again. Otherwise adds a note.
 pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     let found = KubeProxyRules::find()?;
     let mut translates_again = found.chains.iter().any(|chains| chains.table == "nat");
@@ -80,8 +79,8 @@ pub(super) fn remove_if_superfluous(removed: &mut Removed) -> Result<()> {
     Ok(())
 }
 
-/// Reports the iptables rules that remain because no iptables is installed, as in kpx's image.
-/// Earlier versions of kpx made such rules in nftables' tables too.
+/// Notes the iptables rules that stay because no iptables is installed, as in kpx's image. Earlier
+/// versions of kpx created such rules in nftables' tables too.
 pub(super) async fn name_left(removed: &mut Removed) -> Result<()> {
     if removed.notes(KEEP) {
         return Ok(());
@@ -98,7 +97,7 @@ fn table(family: Family) -> String {
     format!("the nftables table {} {KEEP}", family.name())
 }
 
-/// Returns the existing rules, each with the tool that removes it. Listing all tables creates none.
+/// Returns the existing rules, each with the tool that removes it. To list tables creates none.
 fn rules() -> impl Iterator<Item = (&'static str, String)> {
     TOOLS.into_iter().flat_map(|(save, tool)| {
         let saved = output(save, &[]).unwrap_or_default();

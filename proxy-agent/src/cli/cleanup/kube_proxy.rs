@@ -1,5 +1,5 @@
-//! Removes kube-proxy's leftovers like `kube-proxy --cleanup`: nftables' rules by netlink, legacy
-//! iptables' with its tools.
+//! Removes kube-proxy's leftovers as `kube-proxy --cleanup` does: nftables rules by netlink, legacy
+//! iptables rules with iptables' tools.
 
 use std::process::Command;
 
@@ -16,8 +16,8 @@ pub(super) async fn remove(
     removed: &mut Removed,
 ) -> Result<()> {
     let rules = KubeProxyRules::find()?;
-    // Without the masquerading rules, the virtual servers would send the host's packets to backends
-    // that cannot reply.
+    // The virtual servers go first: without masquerading rules they would send the host's packets
+    // to backends that cannot reply.
     ipvs::remove_servers(handle, excluded, removed).await?;
     for &family in &rules.tables {
         if keep::translates(family)? {
@@ -43,7 +43,7 @@ pub(super) async fn remove(
             chains.table
         ));
     }
-    // A set can be removed only after the rules that refer to it.
+    // The kernel destroys an ipset only after the rules that refer to it.
     ipvs::remove_sets(removed).await?;
     ensure!(
         !rules.unknown,

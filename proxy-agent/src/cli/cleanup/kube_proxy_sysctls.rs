@@ -1,4 +1,5 @@
-//! Reads the configuration of this node's kube-proxy: sysctls that kpx must not restore, and IPVS.
+//! Reads the configuration of this node's kube-proxy: its sysctls, which kpx must not restore, and
+//! its excluded IPVS networks.
 
 use std::fs;
 
@@ -13,9 +14,8 @@ use proxy_net::changes::Wanted;
 const DEFAULTS: &str =
     "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration}";
 
-/// Returns the conntrack sysctls that this node's kube-proxy sets; empty without a kube-proxy. The
-/// values come from kube-proxy's configuration, or are the defaults if it is unreadable or only
-/// rules are left.
+/// Returns the conntrack sysctls that this node's kube-proxy sets; empty if there is no kube-proxy.
+/// If its configuration is unreadable or only rules are left, returns kube-proxy's defaults.
 pub(crate) fn kube_proxys_sysctls() -> Wanted {
     let running = kube_proxies().unwrap_or_default();
     let has_rules = || KubeProxyRules::find().is_ok_and(|rules| !rules.is_empty());
@@ -46,14 +46,15 @@ pub(crate) fn kube_proxys_excluded() -> Vec<IpNet> {
         .unwrap_or_default()
 }
 
-/// Reads the `--config` file of a process, below the root directory of the process.
+/// Reads the `--config` file of a process, in the process's root directory.
 fn configuration(process: u32) -> Option<String> {
     let line = fs::read_to_string(format!("/proc/{process}/cmdline")).ok()?;
     let path = config_path(&line)?;
     fs::read_to_string(format!("/proc/{process}/root/{path}")).ok()
 }
 
-/// Returns the value of `--config` in a line of `/proc/PID/cmdline`. Other flags share the prefix.
+/// Returns the value of `--config` in a line of `/proc/PID/cmdline`. Some other flags begin with
+/// `--config`.
 fn config_path(line: &str) -> Option<&str> {
     let mut words = line.split('\0');
     let value = words.find_map(|word| {

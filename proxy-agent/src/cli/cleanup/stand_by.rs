@@ -1,6 +1,6 @@
-//! `kpx cleanup --drain --stand-by`: returns a whole cluster to kube-proxy. kpx's image had
-//! replaced the image of kube-proxy's DaemonSet, and the operator restores it. Then kpx's programs
-//! remain on each node without an agent.
+//! `kpx cleanup --drain --stand-by`: returns a whole cluster to kube-proxy, whose DaemonSet ran
+//! kpx's image until the operator restored its own image. kpx's programs then remain on each node
+//! without an agent.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixListener;
@@ -30,7 +30,7 @@ const METRICS: u16 = 10_249;
 /// kube-proxy's metric that is 0 until kube-proxy has written rules.
 const LAST_SYNC: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
 
-/// Cleans up each time kube-proxy has replaced kpx. SIGTERM ends it.
+/// Cleans up each time that kube-proxy has replaced kpx, until SIGTERM.
 pub(super) async fn stand_by(args: &CleanupArgs, time: Duration, handle: &Handle) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let work = async {
@@ -47,14 +47,14 @@ pub(super) async fn stand_by(args: &CleanupArgs, time: Duration, handle: &Handle
     }
 }
 
-/// Waits until state of kpx is left, no kpx runs, and kube-proxy has served for `time`. Returns
-/// kpx's lock, which keeps kpx from starting.
+/// Waits until kpx's state is left, no agent runs, and kube-proxy has served for `time`. Returns
+/// kpx's lock, which prevents the start of an agent.
 async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
     let period = PERIOD.min(time / 2).max(Duration::from_millis(100));
     let mut since: Option<Instant> = None;
     loop {
         let kpx_runs = holds_lock()?;
-        // A busy node has a long list of sockets, so the check for a running kpx is less frequent.
+        // A busy node has a long list of sockets, so the check is less frequent while kpx runs.
         sleep(if kpx_runs {
             period.max(time / 6)
         } else {
@@ -63,7 +63,7 @@ async fn replaced(time: Duration, handle: &Handle) -> Result<UnixListener> {
         .await;
         let is_replaced = !kpx_runs && is_left(handle).await? && kube_proxy_serves().await;
         since = is_replaced.then(|| since.unwrap_or_else(Instant::now));
-        // A kpx may start in this moment.
+        // An agent may start at this moment.
         if since.is_some_and(|since| since.elapsed() >= time)
             && let Ok(lock) = lock::take()
         {
@@ -77,8 +77,8 @@ async fn is_left(handle: &Handle) -> Result<bool> {
     Ok(anchor::exists(handle).await? || !filter::ours(handle).await?.is_empty())
 }
 
-/// Returns true if kube-proxy is healthy and has written rules. kube-proxy is healthy from its
-/// start, so health suffices only if the metrics are not at the default port.
+/// Returns true if kube-proxy is healthy and has written rules. kube-proxy reports health from its
+/// start, so health alone counts only if its metrics are not at the default port.
 async fn kube_proxy_serves() -> bool {
     let is_healthy = get(HEALTHZ, "/healthz")
         .await
@@ -89,7 +89,7 @@ async fn kube_proxy_serves() -> bool {
             .map_or(true, |(_, text)| has_synced(&text))
 }
 
-/// Returns true if kube-proxy has written rules of any family.
+/// Returns true if kube-proxy has written rules of any family, or does not report it.
 fn has_synced(metrics: &str) -> bool {
     let samples = metrics.lines().filter(|line| line.starts_with(LAST_SYNC));
     let values = samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());

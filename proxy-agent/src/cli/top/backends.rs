@@ -1,4 +1,4 @@
-//! The backends of a Service, computed from two samples of an agent. Pure.
+//! The backends of a Service, computed from two samples of an agent. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -82,7 +82,6 @@ fn find<'a>(sample: &'a Sample, service: &str) -> Option<&'a ServiceView> {
     sample.services.iter().find(|one| full_name(one) == service)
 }
 
-/// Returns the backends by port and address.
 fn of_ports(service: &ServiceView) -> impl Iterator<Item = ((String, SocketAddr), &BackendView)> {
     let name = |port: &PortView| {
         if port.name.is_empty() {
@@ -141,8 +140,7 @@ fn cells(
         .collect()
 }
 
-/// Returns the use of the backend: `in use`, or the reason against it, in the words of `kpx
-/// backends`.
+/// Returns the state of the backend: `in use`, or the reason why not, worded as in `kpx backends`.
 fn state(backend: &BackendView) -> &'static str {
     if backend.is_ejected() {
         return "ejected";

@@ -10,7 +10,6 @@ use super::backends::{Backends, Row};
 use super::rows::Rows;
 use proxy_view::rates::{ConnectRates, Rates};
 
-/// The traffic between two samples.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Traffic<'a> {
@@ -54,7 +53,7 @@ struct OfBackend<'a> {
     connect: Connects,
 }
 
-/// The TCP connections of the interval.
+/// The TCP connections of the interval, with connect times in seconds.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Connects {

@@ -31,7 +31,7 @@ pub(super) fn press(event: &Event, view: &mut View) -> Act {
         return Act::Stay;
     }
     let code = match key.code {
-        // A terminal sends Ctrl-J for a line feed.
+        // Terminals send a line feed as Ctrl-J.
         KeyCode::Char('j') if key.modifiers.contains(KeyModifiers::CONTROL) => KeyCode::Enter,
         KeyCode::Char(letter) => KeyCode::Char(letter.to_ascii_lowercase()),
         code => code,

@@ -1,4 +1,4 @@
-//! Computes the rows from two samples of an agent. Pure.
+//! Computes the table's rows from two samples of an agent. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -23,7 +23,6 @@ pub(super) struct Sample {
     pub(super) problem: Option<String>,
 }
 
-/// The choices of the user.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     pub(super) sort: Sort,
@@ -34,7 +33,7 @@ pub(super) struct View {
     pub(super) typing: bool,
     /// The index of the selected row.
     pub(super) cursor: usize,
-    /// The number of rows scrolled away, as last drawn.
+    /// The number of rows above the visible rows, as last drawn.
     pub(super) scroll: usize,
     /// The name of the selected Service, as last drawn.
     pub(super) selected: Option<String>,
@@ -71,8 +70,7 @@ pub(super) struct Rows {
 pub(super) struct Header {
     pub(super) node_name: String,
     pub(super) version: String,
-    /// The state in the words of `kpx status`: `healthy`, `unhealthy`, `waiting for the first
-    /// lists`.
+    /// The state, worded as in `kpx status`: `healthy`, `unhealthy`, `waiting for the first lists`.
     pub(super) health: &'static str,
     pub(super) problems: Vec<String>,
     pub(super) services: usize,
@@ -85,7 +83,7 @@ pub(super) struct Row {
     /// The name as `namespace/name`.
     pub(super) name: String,
     pub(super) rates: Rates,
-    /// The number of backends that take traffic. The number of all listed backends follows.
+    /// The number of backends that take traffic, out of `listed`.
     pub(super) in_use: usize,
     pub(super) listed: usize,
 }
@@ -97,7 +95,6 @@ impl Row {
     }
 }
 
-/// Returns the seconds between two samples.
 pub(super) fn seconds(before: &Sample, now: &Sample) -> f64 {
     now.at.duration_since(before.at).as_secs_f64()
 }

@@ -19,12 +19,11 @@ use proxy_view::rates;
 
 /// The maximum number of problems above the table.
 const PROBLEMS_MAX: usize = 3;
-/// The widths of the columns; the first column takes the rest of the line.
+/// The widths of the columns; the first column fills the line.
 const WIDTHS: [usize; 11] = [0, 8, 9, 8, 10, 8, 8, 9, 8, 8, 8];
 const GAP: usize = 2;
-/// The minimum width of the first column.
 const NAME_WIDTH_MIN: usize = 12;
-/// The columns of connections. A terminal too narrow for them omits them.
+/// The columns about connections, and the minimum width of a terminal that shows them.
 const CONNECT: std::ops::Range<usize> = 5..9;
 const CONNECT_WIDTH: usize = 120;
 
@@ -60,8 +59,8 @@ impl Screen {
     fn write(&mut self, lines: &[Line]) -> std::io::Result<()> {
         queue!(self.output, BeginSynchronizedUpdate)?;
         for (row, line) in (0_u16..).zip(lines) {
-            // The line is cleared before it is printed: after a full line the cursor stays on the
-            // last character, and clearing would erase it.
+            // The line is cleared first: after a full line the cursor stays on the last character,
+            // which clearing would erase.
             queue!(self.output, MoveTo(0, row), Clear(ClearType::CurrentLine))?;
             for (style, text) in &line.0 {
                 queue!(self.output, PrintStyledContent(style.apply(text)))?;
@@ -93,7 +92,7 @@ impl Line {
         Self(vec![(style, text)])
     }
 
-    /// Removes control characters, and what exceeds the terminal's width.
+    /// Removes control characters, and the text beyond the terminal's width.
     fn cut(mut self, width: usize) -> Self {
         let mut room = width;
         for (_, text) in &mut self.0 {
@@ -135,7 +134,7 @@ fn head(rows: &Rows) -> Vec<Line> {
     lines
 }
 
-/// Adds the last line, and cuts the lines to the screen.
+/// Adds the last line, and cuts all lines to the screen.
 fn fitted(mut lines: Vec<Line>, foot: String, width: usize, height: usize) -> Vec<Line> {
     lines.resize_with(height.saturating_sub(1).max(lines.len()), Line::default);
     lines.push(Line::styled(with(Attribute::Dim), foot));
@@ -255,8 +254,8 @@ fn header(rows: &Rows) -> Line {
     ])
 }
 
-/// Returns the style of a cell: red for unserved packets, yellow for a Service without backends in
-/// use.
+/// Returns the style of a cell: red for unserved packets and failed connections, yellow for a
+/// Service without backends in use.
 fn style(row: &Row, column: usize) -> ContentStyle {
     let connect = &row.rates.connect;
     match column {
@@ -335,14 +334,12 @@ fn sorted_by(sort: Sort) -> usize {
     }
 }
 
-/// Returns the screen's text without styles.
 #[cfg(test)]
 pub(super) fn text(rows: &Rows, view: &mut View, width: usize, height: usize) -> Vec<String> {
     let line = |line: &Line| line.0.iter().map(|(_, text)| text.as_str()).collect();
     lines(rows, view, width, height).iter().map(line).collect()
 }
 
-/// Returns the screen's text about a Service's backends.
 #[cfg(test)]
 pub(super) fn text_of_backends(
     rows: &Rows,
@@ -357,7 +354,6 @@ pub(super) fn text_of_backends(
         .collect()
 }
 
-/// Returns the red words of the table.
 #[cfg(test)]
 pub(super) fn red(rows: &Rows, view: &mut View) -> Vec<String> {
     let spans = lines(rows, view, 110, 20)

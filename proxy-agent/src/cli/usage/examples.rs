@@ -3,7 +3,7 @@
 /// A command line, and its purpose.
 pub(super) type Example = (&'static str, &'static str);
 
-/// The examples by command. The subcommands of `cluster` have theirs in proxy-cluster.
+/// The examples by command. proxy-cluster has the examples of the subcommands of `cluster`.
 pub(super) const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "run",

@@ -1,4 +1,4 @@
-//! Defines the flags for clap, and parses each value into that of its field.
+//! Defines the flags for clap, and parses each value into the value of its field.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _, ValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueHint};
@@ -223,7 +223,7 @@ impl Kind {
     }
 }
 
-/// Returns a parser of a closed choice. An empty value is valid, and means unset.
+/// Returns a parser of a closed choice. An empty value is valid and means unset.
 fn one_of(values: impl Iterator<Item = PossibleValue>) -> ValueParser {
     PossibleValuesParser::new(values.chain([PossibleValue::new("").hide(true)]))
         .map(Value::from)

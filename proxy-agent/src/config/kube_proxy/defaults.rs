@@ -1,4 +1,4 @@
-//! kube-proxy's defaults, except `minSyncPeriod`, because kpx has no reason to wait.
+//! kube-proxy's defaults, except for `minSyncPeriod`: kpx has no reason to wait.
 
 use std::collections::BTreeMap;
 

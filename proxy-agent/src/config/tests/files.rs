@@ -199,7 +199,7 @@ fn one_file_or_two_hold_documents_of_both_kinds() {
     );
 }
 
-/// YAML 1.1, as read by Helm and kpx, parses some unquoted words as booleans.
+/// In YAML 1.1, which Helm and kpx read, some unquoted words are booleans.
 #[test]
 fn words_on_and_off_need_no_quotes() {
     let kpx = |fields: &str| {
@@ -371,7 +371,7 @@ async fn changed_file_is_noticed_and_touched_file_is_not() {
 }
 
 /// Replaces files like the kubelet: `config.conf` links to `..data/config.conf`, and `..data` links
-/// to a replaced folder.
+/// to a directory that is replaced.
 #[tokio::test]
 async fn changed_config_map_is_noticed() {
     let folder = tempfile::tempdir().unwrap();

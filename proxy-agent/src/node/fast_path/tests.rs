@@ -1,4 +1,4 @@
-//! Tests which packets skip the stack, by the operator's choice and the node's state.
+//! Tests which packets bypass the stack, by the operator's choice and the node's state.
 
 use super::super::bypass_connections::Among;
 use super::*;

@@ -1,4 +1,4 @@
-//! Tests of the answers that cost more than a look at the agent's state: who gets them, and how
+//! Tests of the answers that cost more than a read of the agent's state: who gets them, and how
 //! many at a time.
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ const COSTLY: [&str; 3] = [
 ];
 const OF_PAGE: [(&str, &str); 2] = [("host", "127.0.0.1:10249"), ("kpx-page", "1")];
 
-/// Asks as a client on this host would.
+/// Sends a request as a client on this host.
 async fn ask_here(router: &Router, path: &str, headers: &[(&str, &str)]) -> Response {
     send(
         &router.clone().layer(Extension(Client::OnHost)),
@@ -70,7 +70,7 @@ async fn only_page_on_this_host_gets_costly_answers() {
             StatusCode::FORBIDDEN,
             "{path}"
         );
-        // A browser asks before it sends the header for another site, and gets no leave.
+        // A browser asks for permission before it sends the header to another site, and gets none.
         for method in [Method::OPTIONS, Method::POST, Method::PUT, Method::DELETE] {
             let asked = router.clone().layer(Extension(Client::OnHost));
             let response = send(&asked, method.clone(), path, &OF_PAGE).await;
@@ -227,7 +227,6 @@ async fn wrong_questions_are_named() {
     );
 }
 
-/// Opens a stream, and reads what it begins with.
 async fn open(router: &Router, path: &str) -> Body {
     let response = ask_here(router, path, &OF_PAGE).await;
     assert_eq!(response.headers()["content-type"], "text/event-stream");

@@ -211,7 +211,7 @@ fn rows_are_sorted_filtered_and_never_negative() -> Result<()> {
         ..before
     };
     assert_eq!(rows(&now, &later, &view).total.opened, 0.0);
-    // While the agent is away, the screen shows a problem.
+    // While no agent answers, the screen shows a problem.
     let gone = Sample {
         problem: Some("no kpx answers".to_owned()),
         ..later
@@ -402,7 +402,7 @@ fn connect_times_and_failures_are_those_of_the_interval() -> Result<()> {
     Ok(())
 }
 
-/// A case: the word, and a change of a plain backend that leads to it.
+/// A case: the expected state, and a change of a plain backend that causes it.
 type Case = (&'static str, fn(&mut BackendView));
 
 #[test]
