@@ -29,7 +29,7 @@ pub fn write(key: &str, value: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes like [`write`], without a log line. Returns the previous value; `None` if it was equal.
+/// Writes like [`write()`], without a log line. Returns the previous value; `None` if it was equal.
 pub fn set(key: &str, value: &str) -> anyhow::Result<Option<String>> {
     let old = read(key)?.with_context(|| format!("the kernel has no sysctl net/{key}"))?;
     if old == value {
