@@ -296,7 +296,8 @@ impl Agent {
         if !self.desired.is_complete() {
             return Ok(());
         }
-        // The first pass needs the node, as does each pass in host mode.
+        // The first pass, and each pass in host mode, needs `self.node`. The pass waits while another
+        // task has it.
         if !self.node.is_here() && (!self.passes.has_synced || self.mode == Mode::Host) {
             self.node.owes_pass = true;
             return Ok(());

@@ -443,7 +443,7 @@ impl Node {
         if is_new {
             let ifindex = anchor_state.device.ifindex;
             if self.relapses.is_news("anchor") {
-                warn!(ifindex, "the anchor was missing, recreating it");
+                warn!(ifindex, "device kpx0 was missing, recreating it");
             }
             self.programs.move_anchor(ifindex)?;
             self.routes = ServiceRoutes::open(&self.handle, anchor_state.device.ifindex).await?;

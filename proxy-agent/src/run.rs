@@ -307,7 +307,7 @@ async fn work(
         error = never("the watch on routes", async { routes.await.flatten() }) => Err(error),
         error = never("the watch for the fast path", fast_path::watch(fast_path)) => Err(error),
         change = settings.files.changed() => {
-            Err(anyhow!("{change}: kpx ends, so that its restart applies it"))
+            Err(anyhow!("{change}: kpx exits, and its restart applies the change"))
         }
         result = flushed(servers.run(), &events) => result.map(|never| match never {}),
         result = beside => result,

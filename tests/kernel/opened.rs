@@ -65,7 +65,8 @@ impl Fixture {
     }
 }
 
-/// The agent withdraws its permission when a rule comes; without an agent, the permission expires.
+/// The agent withdraws the permission to bypass the stack when a rule appears that must see the
+/// packets. Without an agent the permission expires.
 #[test]
 fn liberal_flows_return_to_stack_at_once() -> Result<()> {
     for mut fixture in FastFixture::both()? {

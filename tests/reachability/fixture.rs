@@ -201,7 +201,7 @@ impl<'a> Fixture<'a> {
         self.eventually_at(what, client, |family| service.frontend(family), answers)
     }
 
-    /// Waits for the same at any address.
+    /// Like `eventually`, at the address that `at` returns for each family.
     pub(crate) fn eventually_at(
         &self,
         what: &str,

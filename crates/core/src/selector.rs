@@ -128,7 +128,7 @@ impl Requirement {
             });
         }
         Err(format!(
-            "invalid key {key:?}: [PREFIX/]NAME is expected, with a NAME of {NAME} and the domain of a PREFIX"
+            "invalid key {key:?}: expected [PREFIX/]NAME: PREFIX is a DNS subdomain, NAME has {NAME}"
         ))
     }
 }

@@ -54,7 +54,7 @@ pub use outside_reach::steps_to_reach;
 /// Show the path of a packet through kpx, and the reason for its verdict. Needs root.
 ///
 /// The packet opens a flow: a TCP SYN, a UDP datagram or an SCTP INIT. It runs through a copy of
-/// the kernel programs with tables of its own; real traffic is unaffected, and no packet is sent.
+/// the kernel programs and of the tables; real traffic is unaffected, and no packet is sent.
 #[derive(Args, Debug)]
 pub struct TraceArgs<N: NodeFlags> {
     /// Client: IP[:PORT], pod/[NAMESPACE/]NAME, a workload as deploy/[NAMESPACE/]NAME, or node/NAME

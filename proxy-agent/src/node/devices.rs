@@ -146,8 +146,8 @@ impl Devices {
         ways.map(|link| link.name.clone()).collect()
     }
 
-    /// Returns the names of all pods' devices that may be [`Device::BARE`]. `None` if netfilter may
-    /// see another name: that of a VRF.
+    /// Returns the names of the pods' devices that may be [`Device::BARE`]. `None` if a device may
+    /// belong to a VRF: netfilter then matches the VRF's name.
     pub(super) fn bare_pods(&self) -> Option<BTreeSet<String>> {
         let is_bridge = |index| {
             self.links

@@ -1,5 +1,5 @@
-//! The key of an entry, also as words for BPF global functions, which take five registers, and
-//! memory only from kernel 5.12 on.
+//! The key of a flow's entry, also as integers for BPF global functions. These take at most five
+//! arguments, and pointers only since Linux 5.12.
 
 use super::Hook;
 use crate::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};

@@ -23,7 +23,7 @@ use crate::pods::NodePod;
 
 /// Time limit in seconds for the pods to run, and for each response of the API server.
 pub(super) const TIMEOUT: u64 = 120;
-/// The seconds for the dials, after the pods run.
+/// Time limit in seconds for the dials, once the pods are running.
 pub(super) const DIALS: u64 = 120;
 /// Time between two reads of an object.
 pub(super) const AGAIN: Duration = Duration::from_millis(250);

@@ -58,8 +58,8 @@ fn text_selects_as_kubectl_does() {
 
 #[test]
 fn wrong_text_is_refused_with_its_part() {
-    const KEY: &str = "[PREFIX/]NAME is expected, with a NAME of at most 63 letters, digits, '-', '_' and '.', with a letter or digit at \
-                       both ends and the domain of a PREFIX";
+    const KEY: &str = "expected [PREFIX/]NAME: PREFIX is a DNS subdomain, NAME has at most 63 letters, digits, '-', '_' and '.', with a \
+                       letter or digit at both ends";
     const VALUE: &str = "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, or nothing, is expected";
     let long = "a".repeat(64);
     for (text, error) in [

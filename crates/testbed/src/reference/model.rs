@@ -411,7 +411,8 @@ fn is_in_source_ranges(service: &Service, spec: &ServiceSpec, client: IpAddr) ->
         .filter(|range| Family::of(range.addr()) == family)
         .collect();
     let holds = |addr: IpAddr| ranges.iter().any(|range| range.contains(&addr));
-    // The node uses a load balancer address on its own device as source when it dials that address.
+    // When the node dials a load balancer address on one of its devices, the kernel chooses that
+    // address as source. The ranges admit it by the node's primary address.
     let is_own_vip = || addresses(service, spec, Kind::LoadBalancer, family).contains(&client);
     ranges.is_empty() || holds(client) || (is_own_vip() && holds(place::primary(family)))
 }

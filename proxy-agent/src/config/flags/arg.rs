@@ -35,7 +35,7 @@ impl Args for NodeArgs {
         command.args(
             node_flags()
                 .map(Flag::arg)
-                .map(|arg| arg.help_heading("kpx run flags of the node of --manifests")),
+                .map(|arg| arg.help_heading("Flags of kpx run for the node, with --manifests")),
         )
     }
 
