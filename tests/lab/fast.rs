@@ -474,12 +474,12 @@ fn rules_that_may_translate_pods_open_connections_through_the_stack() -> Result<
 /// Waits until a connection between two pods skips the stack. The stack resolves link addresses
 /// that the node does not have yet.
 fn until_bypass(fixture: &Fixture, agent: &Agent, family: Family) -> Result<()> {
-    wait_until(DEADLINE, "connections skip the stack", || {
+    wait_until(DEADLINE, "a connection bypasses the stack", || {
         let before = fixture.stack_saw(agent)?;
         exchange(
             &mut fixture.dial(Path::Local, Protocol::Tcp, family)?,
-            1,
-            100,
+            EXCHANGES,
+            1_000,
         )?;
         Ok(fixture.stack_saw(agent)? == before)
     })
