@@ -39,24 +39,28 @@ Every case is run with real sockets in network namespaces by `tests/reachability
 test compares the two (`UPDATE_EXPECT=1 cargo test -p kpx-tests --test reachability document` writes it again).
 
 Both nodes, n1 and n2, run kpx. p1a, p1b and p1c are pods of n1; p2a and p2b are pods of n2; x is a client outside, xl a
-client on the nodes' own segments, ext a server outside. All rows are run with TCP, UDP and SCTP, IPv4 and IPv6, in
-six layouts of pods: on veths without an address, as Calico has them; on veths that have the gateway's, as the plugin
-ptp and so kind has them; on a bridge; on a bridge with VXLAN between the nodes, as flannel has it; behind a tunnel of tun devices, whose
-packets have no Ethernet header; and on macvlan devices above a second uplink. (In the last two the cases run once, in the default mode with the firewall.) They are run with
-one byte, more than a segment, bursts of 60 kB, and UDP datagrams of 2,000 and 9,000 bytes in fragments. In the plain setting, with pods reached over a second device (as an overlay is), and
-with a firewall that drops what connection tracking finds invalid, with and without checksum offload, when every
-checksum of every packet is verified too. ClusterIPs besides with rp_filter 0, 1 and 2, with and without a default route.
+client on the nodes' own segments, ext a server outside.
+
+- **Protocols**: TCP, UDP and SCTP, each over IPv4 and IPv6.
+- **Layouts of pods**: on veths without an address, as Calico has them; on veths with the gateway's address, as the plugin ptp and kind
+  have them; on a bridge; on a bridge with VXLAN between the nodes, as flannel has it; behind a tunnel of tun devices, whose packets have no
+  Ethernet header; and on macvlan devices above a second uplink. In the last two layouts the cases run once, in the default mode with the
+  firewall.
+- **Payloads**: one byte, more than a segment, bursts of 60 kB, and UDP datagrams of 2,000 and 9,000 bytes in fragments.
+- **Settings**: plain; with pods reached over a second device, as over an overlay; and with a firewall that drops what conntrack finds
+  invalid, with and without checksum offload. Without offload the tests verify every checksum of every packet. Cases of ClusterIPs also run
+  with rp_filter 0, 1 and 2, each with and without a default route.
 
 Nodes of other shapes run fewer cases:
 - An uplink that is a VLAN, an uplink that is a bond, pods on netkit pairs, pods on macvlan devices, by `cargo xtask vmtest --only shapes`: SHAPED.
 - Pods on ipvlan devices (mode L2) above a second uplink, as kube-proxy masquerades, with rp_filter 2, by the same command: ON_IPVLAN.
-- Two uplinks, where n1 answers x by another than x reaches n1 by, with rp_filter 0 and 2: ASYMMETRIC.
+- Two uplinks, where x reaches n1 by one uplink and n1 answers by the other, with rp_filter 0 and 2: ASYMMETRIC.
 
-\"Sees\" is the address with which the backend sees its client: its own, a node's primary one, or that of the device
+\"Sees\" is the client's address as the backend sees it: the client's own, a node's primary address, or the address of the device
 through which n1 or n2 reaches the backend: a bridge's, the gateway's, or the overlay's. The default mode keeps the client's address
-where the answer comes back all the same; `--masquerade compat` does as kube-proxy does. By TCP, n1 and n2 get a backend at `connect`
-in the default mode ([socket-lb.md](socket-lb.md)), and the backend sees the address from which they dial it directly. In the other mode the tests pass
-`--socket-lb off`, so that their packets are tried as well.
+where replies return through the node in any case; `--masquerade compat` masquerades as kube-proxy does. In the default mode kpx connects
+the TCP sockets of n1 and n2 to a backend at `connect` ([socket-lb.md](socket-lb.md)), and the backend sees the address from which they dial
+it directly. In the other mode the tests pass `--socket-lb off`, so that they cover these packets as well.
 ";
 
 fn document() -> String {

@@ -94,7 +94,7 @@ fn skipped(pod: &LocalPod, value: &str) -> Skipped {
             name: pod.name.clone(),
         },
         field: "metadata.annotations".to_owned(),
-        why: format!("{bad}: packets serve it"),
+        why: format!("{bad}: kpx translates the pod's packets instead of its sockets"),
         cause: Cause::Invalid,
     }
 }

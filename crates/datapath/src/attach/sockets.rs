@@ -43,7 +43,7 @@ impl Attachments {
 
     /// Lets the packet programs serve the sockets, and records the reason.
     pub fn leave_sockets(&mut self, why: String) {
-        warn!(why, "packets serve the sockets of this host");
+        warn!(why, "kpx translates packets instead of sockets");
         self.note_sockets_left(Some(why));
     }
 
