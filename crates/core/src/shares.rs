@@ -268,7 +268,11 @@ fn left_out<'a, A: Addr>(
             .zip(levels)
             .all(|(rows, level)| level.is_none_or(|level| *rows <= level))
     };
-    let is_over = |model: &&FamilyModel<A>| !fits(&by_namespace[&model.claim.service.namespace]);
+    // A namespace without rows has no entry, though it may have models.
+    let is_over = |model: &&FamilyModel<A>| {
+        let rows = by_namespace.get(&model.claim.service.namespace);
+        rows.is_some_and(|rows| !fits(rows))
+    };
     let mut models: Vec<_> = models.filter(is_over).collect();
     models.sort_unstable_by_key(|model| &model.claim);
     let mut used: BTreeMap<&Shared, Rows> = BTreeMap::new();
