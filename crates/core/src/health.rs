@@ -249,7 +249,7 @@ struct Judged {
     /// The start of the first probation after the last ejection.
     trial_from: Duration,
     /// No repeated report before this time.
-    untold_until: Duration,
+    unreported_until: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -344,7 +344,7 @@ impl Judge {
             .collect();
         for path in &answer {
             if let Some(own) = backends.get_mut(path) {
-                own.untold_until = now + back_off(own.strikes.saturating_sub(1));
+                own.unreported_until = now + back_off(own.strikes.saturating_sub(1));
             }
         }
         let own = backends
@@ -352,7 +352,10 @@ impl Judge {
             .filter(|(_, own)| own.state != State::Serving)
             .map(|(path, _)| path);
         let is_new = |path: &&Path| {
-            !reported.contains(path) && backends.get(path).is_none_or(|own| now >= own.untold_until)
+            !reported.contains(path)
+                && backends
+                    .get(path)
+                    .is_none_or(|own| now >= own.unreported_until)
         };
         let silent: BTreeSet<_> = own
             .chain(unresponsive.all())
@@ -432,7 +435,7 @@ impl Judged {
             strikes: 0,
             struck: Duration::ZERO,
             trial_from: Duration::ZERO,
-            untold_until: Duration::ZERO,
+            unreported_until: Duration::ZERO,
         }
     }
 

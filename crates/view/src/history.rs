@@ -6,6 +6,7 @@
 mod chosen;
 mod kept;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -73,4 +74,24 @@ pub struct SeriesView {
     pub failed: Vec<Option<f64>>,
     /// The SYNs per second that clients retransmitted before an answer.
     pub retransmitted: Vec<Option<f64>>,
+}
+
+/// Returns the first `places` items of a sorted list. What a namespace has beyond a quarter of the
+/// places comes behind the items of all other namespaces.
+pub fn shared<T>(sorted: Vec<T>, places: usize, namespace: impl Fn(&T) -> &str) -> Vec<T> {
+    let mut taken = BTreeMap::<_, usize>::new();
+    let within: Vec<_> = sorted
+        .iter()
+        .map(|item| {
+            let taken = taken.entry(namespace(item)).or_default();
+            *taken += 1;
+            *taken <= places / 4
+        })
+        .collect();
+    let (first, rest): (Vec<_>, Vec<_>) = sorted
+        .into_iter()
+        .zip(within)
+        .partition(|(_, within)| *within);
+    let items = first.into_iter().chain(rest).map(|(item, _)| item);
+    items.take(places).collect()
 }

@@ -67,9 +67,10 @@ impl Agent {
             .flatten()
             .map(|pod| status(pod, &found, skips))
             .collect();
+        let by_sockets = pods.iter().filter(|pod| pod.path == SOCKETS).count();
         Some(PodsStatus {
-            by_sockets: by_sockets(&pods),
-            led: by_sockets(&pods),
+            by_sockets,
+            led: by_sockets,
             why_none,
             pods,
         })
@@ -81,10 +82,6 @@ const REFUSED: &str = "the API server does not let kpx list and watch Pods";
 const HOST: &str = "host";
 const SOCKETS: &str = "sockets";
 const PACKETS: &str = "packets";
-
-fn by_sockets(pods: &[PodStatus]) -> usize {
-    pods.iter().filter(|pod| pod.path == SOCKETS).count()
-}
 
 fn skipped(pod: &LocalPod, value: &str) -> Skipped {
     let bad = WhyPackets::BadChoice(value.into());

@@ -25,7 +25,7 @@ use crate::control::answer;
 use proxy_core::desired::{ServiceSnapshot, Snapshot};
 use proxy_core::input::ObjectName;
 use proxy_datapath::{Counts, FlowMaps};
-use proxy_view::history::Failures;
+use proxy_view::history::{Failures, shared};
 use proxy_view::{PortView, ServiceView, view};
 
 const BATCH: usize = 512;
@@ -210,8 +210,8 @@ fn ahead<'a>(
         .filter_map(|service| Some((rank(service)?, service)))
         .collect();
     ahead.sort_by(|((a, a_rate), _), ((b, b_rate), _)| a.cmp(b).then(b_rate.total_cmp(a_rate)));
-    ahead.truncate(AHEAD);
-    ahead.into_iter().map(|(_, service)| service).collect()
+    let ahead = ahead.into_iter().map(|(_, service)| service).collect();
+    shared(ahead, AHEAD, |service| &service.object.name.namespace)
 }
 
 /// Returns true if a Service has endpoints and none is ready.

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use proxy_common::connect::Connects;
 use proxy_core::input::ObjectName;
 
-use super::STEP;
+use super::{STEP, shared};
 
 /// The number of points: 15 minutes of 10 s.
 pub(super) const POINTS: usize = 90;
@@ -185,9 +185,6 @@ impl Failures {
     }
 }
 
-/// The number of failing Services of a namespace that are listed before all of other namespaces.
-const OF_A_NAMESPACE: usize = SERVICES / 4;
-
 /// Returns the Services with the most failures, at most [`SERVICES`].
 fn failing(points: &BTreeMap<ObjectName, Point>) -> BTreeMap<ObjectName, Failures> {
     let failures = points
@@ -197,16 +194,8 @@ fn failing(points: &BTreeMap<ObjectName, Point>) -> BTreeMap<ObjectName, Failure
         .filter(|(_, failures)| failures.sum() > 0.0)
         .collect();
     failing.sort_by(|(_, a), (_, b)| b.sum().total_cmp(&a.sum()));
-    let mut listed = BTreeMap::<_, usize>::new();
-    let (first, rest): (Vec<_>, Vec<_>) = failing.into_iter().partition(|(name, _)| {
-        let listed = listed.entry(&name.namespace).or_default();
-        *listed += 1;
-        *listed <= OF_A_NAMESPACE
-    });
-    first
+    shared(failing, SERVICES, |(name, _)| &name.namespace)
         .into_iter()
-        .chain(rest)
-        .take(SERVICES)
         .map(|(name, failures)| (name.clone(), failures))
         .collect()
 }
