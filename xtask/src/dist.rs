@@ -39,7 +39,31 @@ pub(crate) struct Options {
     no_deb: bool,
 }
 
+/// Makes the image of kpx for this machine. Returns its archive.
+pub(crate) fn image() -> Result<PathBuf> {
+    let options = Options {
+        debug: false,
+        arch: Vec::new(),
+        no_deb: true,
+    };
+    let release = make(&options)?;
+    let arch = Arch::of_this_machine().context("kpx is not released for this machine")?;
+    Ok(release.folder.join(release.file(arch, "oci.tar")))
+}
+
 pub(crate) fn run(options: &Options) -> Result<()> {
+    let release = make(options)?;
+    for (name, size) in sums::verify(&release.folder)? {
+        println!(
+            "{}  {:.1} MB",
+            release.folder.join(name).display(),
+            size as f64 / 1e6
+        );
+    }
+    Ok(())
+}
+
+fn make(options: &Options) -> Result<Release> {
     let own =
         || Arch::of_this_machine().context("kpx is not released for this machine: name an --arch");
     let arches = if options.arch.is_empty() {
@@ -77,14 +101,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     made.extend(step("make the image", || release.images(&roots))?);
     sums::write(&release.folder, &made)?;
-    for (name, size) in sums::verify(&release.folder)? {
-        println!(
-            "{}  {:.1} MB",
-            release.folder.join(name).display(),
-            size as f64 / 1e6
-        );
-    }
-    Ok(())
+    Ok(release)
 }
 
 /// Returns true if an ELF file (64 bit, little-endian) requests a dynamic loader.

@@ -7,6 +7,7 @@ mod bench;
 mod build;
 mod cargo_tool;
 mod ci;
+mod cluster;
 mod demo;
 mod dist;
 mod fuzz;
@@ -78,6 +79,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Run a Kubernetes cluster of genuine parts on this machine, with kpx as its Service proxy
+    Cluster {
+        /// Arguments for the cluster: `up`, `down`, `kubectl`, …; see `cluster --help`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Boot Debian's kernels in virtual machines and test kpx in each
     Vmtest(vmtest::Options),
     /// Build, then try random packets, and compare the results with a model
@@ -114,6 +121,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Demo(options) => demo::run(&options),
         Command::Bench { args } => bench::run(&args),
         Command::Soak { args } => soak::run(&args),
+        Command::Cluster { args } => cluster::run(&args),
         Command::Vmtest(options) => vmtest::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Dist(options) => dist::run(&options),
@@ -129,10 +137,11 @@ mod tests {
 
     #[test]
     fn arguments_of_programs_are_typed_without_a_separator() {
-        for command in ["bench", "demo", "soak"] {
+        for command in ["bench", "cluster", "demo", "soak"] {
             let cli =
                 Cli::try_parse_from(["cargo xtask", command, "--keep", "now"]).expect(command);
             let (Command::Bench { args }
+            | Command::Cluster { args }
             | Command::Demo(demo::Options { args })
             | Command::Soak { args }) = cli.command
             else {

@@ -1,0 +1,90 @@
+//! `cargo xtask cluster`: a Kubernetes cluster of genuine parts on one machine. Kubernetes, etcd,
+//! containerd, runc, the CNI plugins and CoreDNS are built from their published Go modules.
+
+mod addons;
+mod command;
+mod control_plane;
+mod images;
+mod init;
+mod network;
+mod nodes;
+mod parts;
+mod state;
+mod up;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask cluster",
+    bin_name = "cargo xtask cluster",
+    about = "A Kubernetes cluster of genuine parts on this machine"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build the genuine parts from their Go modules; `up` does so by itself
+    Parts {
+        /// The minor version of Kubernetes
+        #[arg(long, default_value = parts::DEFAULT_KUBERNETES)]
+        kubernetes: String,
+    },
+    /// Start the cluster
+    Up(up::Options),
+    /// Stop the cluster and remove everything it made
+    Down,
+    /// Print the path of the administrator's kubeconfig, which works on this machine
+    Kubeconfig,
+    /// Run kubectl, of the cluster's version, as the administrator
+    Kubectl {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Run a command in the network of the control plane, a node (`n1`) or the client outside (`x`)
+    Exec {
+        /// `control`, `n1`, `n2`, … or `x`
+        host: String,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// The first process of a process namespace: sets it up, and keeps its programs running
+    #[command(hide = true)]
+    Init { plan: PathBuf },
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Parts { kubernetes } => {
+            let parts = parts::build(&kubernetes)?;
+            println!("{}", parts.dir().display());
+        }
+        Command::Up(options) => up::up(&options)?,
+        Command::Down => up::down()?,
+        Command::Kubeconfig => println!("{}", state::State::running()?.admin().display()),
+        Command::Kubectl { args } => return state::State::running()?.kubectl_of_user(&args),
+        Command::Exec { host, command } => {
+            return state::State::running()?.exec_of_user(&host, &command);
+        }
+        Command::Init { plan } => init::run(&plan)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,57 @@
+//! The cluster's addresses. The control plane, the nodes and their pods have both families.
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+pub(crate) const CONTROL4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
+pub(crate) const CONTROL6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 1);
+pub(crate) const API_PORT: u16 = 6443;
+pub(crate) const SERVICES: &str = "10.96.0.0/16,fd00:10:96::/112";
+pub(crate) const PODS: &str = "10.244.0.0/16,fd00:10:244::/48";
+pub(crate) const DNS: &str = "10.96.0.10";
+
+/// A node's name, addresses and networks of pods.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) ipv4: Ipv4Addr,
+    pub(crate) ipv6: Ipv6Addr,
+    pub(crate) pods4: String,
+    pub(crate) pods6: String,
+}
+
+impl Node {
+    fn new(number: u8) -> Self {
+        let host = 10 + number;
+        Self {
+            name: format!("n{number}"),
+            ipv4: Ipv4Addr::new(172, 30, 0, host),
+            // Both addresses end in the same digits.
+            ipv6: format!("fd00:172:30::{host}")
+                .parse()
+                .unwrap_or(Ipv6Addr::UNSPECIFIED),
+            pods4: format!("10.244.{number}.0/24"),
+            pods6: format!("fd00:10:244:{number}::/64"),
+        }
+    }
+}
+
+pub(crate) fn nodes(count: u8) -> Vec<Node> {
+    (1..=count).map(Node::new).collect()
+}
+
+/// Returns a line `NAME IPV4 IPV6 PODS4 PODS6` for each node, for the scripts.
+pub(crate) fn table(nodes: &[Node]) -> String {
+    let mut table = String::new();
+    for node in nodes {
+        let Node {
+            name,
+            ipv4,
+            ipv6,
+            pods4,
+            pods6,
+        } = node;
+        let _ = writeln!(table, "{name} {ipv4} {ipv6} {pods4} {pods6}");
+    }
+    table.trim_end().to_owned()
+}

@@ -1,0 +1,289 @@
+//! Starts and stops the cluster.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::{Args, ValueEnum};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::command::output;
+use crate::init::Plan;
+use crate::network::{API_PORT, CONTROL4};
+use crate::parts::Parts;
+use crate::state::{State, dir, start_time};
+use crate::{addons, control_plane, images, network, nodes, parts};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The number of nodes
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=9))]
+    nodes: u8,
+    /// The plugin that connects pods
+    #[arg(long, value_enum, default_value_t = Cni::Bridge)]
+    cni: Cni,
+    /// What serves Services
+    #[arg(long, value_enum, default_value_t = Proxy::Kpx)]
+    proxy: Proxy,
+    /// The minor version of Kubernetes
+    #[arg(long, default_value = parts::DEFAULT_KUBERNETES)]
+    kubernetes: String,
+    /// An archive with kpx's image, as `cargo xtask dist` makes it
+    #[arg(long)]
+    image: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Cni {
+    /// The plugin `bridge`, and routes between the nodes
+    Bridge,
+    /// The plugin `ptp`, and routes between the nodes
+    Ptp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Proxy {
+    /// kpx by its own manifests
+    Kpx,
+    /// kube-proxy of the cluster's version in mode nftables
+    KubeProxyNftables,
+    /// kube-proxy of the cluster's version in mode iptables
+    KubeProxyIptables,
+}
+
+impl Proxy {
+    fn mode(self) -> &'static str {
+        match self {
+            Self::KubeProxyIptables => "iptables",
+            Self::Kpx | Self::KubeProxyNftables => "nftables",
+        }
+    }
+}
+
+/// The time limit for a step that waits for a program.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+pub(crate) fn up(options: &Options) -> Result<()> {
+    if State::read()?.is_some_and(|state| state.is_alive()) {
+        bail!("a cluster is running: `cargo xtask cluster down` stops it");
+    }
+    let parts = parts::build(&options.kubernetes)?;
+    let images = parts.program("images.tar");
+    step("make images", || images::archive(&parts, &images))?;
+    let started = Instant::now();
+    clean()?;
+    for folder in ["kubernetes", "logs", "held", "etcd"] {
+        let folder = dir().join(folder);
+        fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+    }
+    let nodes = network::nodes(options.nodes);
+    let listener = TcpListener::bind("127.0.0.1:0").context("listen on loopback")?;
+    let port = listener.local_addr()?.port();
+    step("make certificates", || {
+        control_plane::prepare(&parts, &nodes, port, options.proxy.mode())
+    })?;
+    let state = step("start the control plane and the nodes", || {
+        start(options, &parts, &nodes, listener)
+    })?;
+    step("import images", || {
+        let archives = [Some(&images), options.image.as_ref()];
+        import(
+            &parts,
+            &nodes,
+            &archives.into_iter().flatten().collect::<Vec<_>>(),
+        )
+    })?;
+    step("add kubeadm's objects and the proxy", || {
+        until("the API server is ready", || {
+            output(state.kubectl().args(["get", "--raw=/readyz"])).map(drop)
+        })?;
+        addons::apply(&state, &parts, &nodes, options.proxy)
+    })?;
+    step("wait for the nodes and CoreDNS", || addons::wait(&state))?;
+    println!(
+        "The cluster runs since {} s: {} nodes, Kubernetes {}.",
+        started.elapsed().as_secs(),
+        nodes.len(),
+        parts.kubernetes
+    );
+    println!("    export KUBECONFIG={}", state.admin().display());
+    println!("    cargo xtask cluster kubectl get pods -A");
+    println!("    cargo xtask cluster exec n1 -- ip route");
+    println!("    cargo xtask cluster down");
+    Ok(())
+}
+
+pub(crate) fn down() -> Result<()> {
+    if let Some(state) = State::read()?.filter(State::is_alive) {
+        kill(Pid::from_raw(state.pid), Signal::SIGKILL).context("end the cluster")?;
+        until("the cluster's processes have ended", || {
+            ensure!(!state.is_alive(), "{} runs", state.pid);
+            Ok(())
+        })?;
+    }
+    clean()
+}
+
+/// Removes what a cluster leaves behind: its folder and its control groups.
+fn clean() -> Result<()> {
+    until("the control groups are gone", || {
+        for hierarchy in ["/sys/fs/cgroup".into()]
+            .into_iter()
+            .chain(folders(Path::new("/sys/fs/cgroup")))
+        {
+            remove_group(&hierarchy.join("kpx-cluster"))?;
+        }
+        Ok(())
+    })?;
+    match fs::remove_dir_all(dir()) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", dir().display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn folders(path: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir() && !path.is_symlink())
+        .collect()
+}
+
+/// Removes a control group and the groups inside.
+fn remove_group(path: &Path) -> Result<()> {
+    if !path.is_dir() {
+        return Ok(());
+    }
+    for folder in folders(path) {
+        remove_group(&folder)?;
+    }
+    fs::remove_dir(path).with_context(|| format!("remove {}", path.display()))
+}
+
+/// Starts the first process of the machine, which starts everything else.
+fn start(
+    options: &Options,
+    parts: &Parts,
+    nodes: &[network::Node],
+    listener: TcpListener,
+) -> Result<State> {
+    let variables = nodes::variables(parts, nodes, true);
+    let pause = images::pause(parts)?;
+    let mut programs = control_plane::programs(parts);
+    for node in nodes {
+        programs.push(nodes::prepare(
+            parts,
+            node,
+            &variables,
+            options.cni,
+            &pause,
+        )?);
+    }
+    let plan = Plan {
+        setup: include_str!("scripts/machine.sh").to_owned(),
+        variables: variables.into_iter().collect::<BTreeMap<_, _>>(),
+        programs,
+        ready: dir().join("ready"),
+        forward: Some(SocketAddr::from((CONTROL4, API_PORT))),
+    };
+    let path = dir().join("plan.json");
+    fs::write(&path, serde_json::to_vec_pretty(&plan)?)
+        .with_context(|| format!("write {}", path.display()))?;
+    let log = fs::File::create(dir().join("logs/init.log")).context("make the log")?;
+    let mut unshare = Command::new("unshare");
+    unshare
+        .args([
+            "--fork",
+            "--kill-child",
+            "--pid",
+            "--mount-proc",
+            "--mount",
+            "--net",
+            "--",
+        ])
+        .arg(std::env::current_exe().context("find this program")?)
+        .arg("init")
+        .arg(&path)
+        .stdin(OwnedFd::from(listener))
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .process_group(0);
+    let mut unshare = unshare.spawn().context("run unshare")?;
+    let parent = i32::try_from(unshare.id())?;
+    let log = dir().join("logs/init.log");
+    while !plan.ready.exists() {
+        if let Some(status) = unshare.try_wait().context("wait for unshare")? {
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            bail!("the first process ended ({status}): {text}");
+        }
+        sleep(Duration::from_millis(50));
+    }
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))
+        .context("find the first process")?;
+    let pid: i32 = children.trim().parse().context("find the first process")?;
+    let state = State {
+        pid,
+        started: start_time(pid).context("the first process ended")?,
+        parts: parts.dir().to_owned(),
+        kubernetes: parts.kubernetes.clone(),
+        nodes: nodes.iter().map(|node| node.name.clone()).collect(),
+    };
+    state.write()?;
+    Ok(state)
+}
+
+fn import(parts: &Parts, nodes: &[network::Node], archives: &[&PathBuf]) -> Result<()> {
+    let into = |node: &network::Node| {
+        until(&format!("containerd of {} runs", node.name), || {
+            let mut ctr = Command::new(parts.program("ctr"));
+            ctr.arg("--address")
+                .arg(nodes::containerd_socket(&node.name));
+            output(ctr.arg("version")).map(drop)
+        })?;
+        for archive in archives {
+            output(&mut nodes::import(parts, &node.name, archive))?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = nodes
+            .iter()
+            .map(|node| scope.spawn(|| into(node)))
+            .collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().map_err(|_| anyhow!("an import panicked"))?)
+    })
+}
+
+fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    eprintln!("==> {name}");
+    let started = Instant::now();
+    let result = work()?;
+    eprintln!("    {name}: {:.1} s", started.elapsed().as_secs_f64());
+    Ok(result)
+}
+
+/// Repeats a check until it succeeds, or returns its last error.
+pub(crate) fn until(what: &str, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        match check() {
+            Ok(()) => return Ok(()),
+            Err(error) if started.elapsed() > DEADLINE => {
+                return Err(error).with_context(|| format!("waited until {what}"));
+            }
+            Err(_) => sleep(Duration::from_millis(200)),
+        }
+    }
+}
