@@ -21,6 +21,9 @@ const TRY: Duration = Duration::from_millis(250);
 /// The number of equal reads in a row after which the tables count as settled.
 const QUIET: u32 = 3;
 
+/// Parts of the names of the kernel's counters of losses.
+const LOSSES: [&str; 5] = ["Reasm", "Err", "Discard", "Drop", "Fail"];
+
 pub(crate) struct Fixture<'a> {
     pub(crate) lab: &'a Lab,
     pub(crate) cluster: &'a Cluster,
@@ -125,6 +128,29 @@ impl<'a> Fixture<'a> {
             cluster,
             agents,
         })
+    }
+
+    /// Returns the kernel's counts of losses on each host, those of this machine's queues, and the
+    /// counts of both agents: a packet that a test misses is in one of them.
+    pub(crate) fn losses(&self) -> String {
+        let queues = std::fs::read_to_string("/proc/net/softnet_stat").unwrap_or_default();
+        let mut text = format!("softnet_stat, dropped in the second column:\n{queues}");
+        let hosts = self.lab.backends().chain([&self.lab.x]);
+        for host in hosts.chain(self.lab.nodes().map(|node| &node.host)) {
+            let counts = host.ns.exec(Command::new("nstat").arg("-as"));
+            let counts = counts.unwrap_or_else(|error| format!("{error:#}"));
+            let lost: Vec<_> = counts
+                .lines()
+                .filter(|line| LOSSES.iter().any(|part| line.contains(part)))
+                .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+                .collect();
+            text += &format!("{}: {}\n", host.name, lost.join(", "));
+        }
+        for agent in &self.agents {
+            let events = agent.status().map(|status| status["events"].clone());
+            text += &format!("{events:?}\n");
+        }
+        text
     }
 
     pub(crate) fn logs(&self) -> String {

@@ -191,6 +191,9 @@ fn check(layout: Layout, compat: bool, cluster: fn(&Lab) -> Result<Cluster>) -> 
         special::run(&fixture, &mut results);
     }
     let mut logs = fixture.logs();
+    if results.has_failures() {
+        logs += &fixture.losses();
+    }
     fixture.stop()?;
     if layout == Layout::Routed && !compat {
         logs += &run_asymmetric(&lab, &cluster, &mut results)?;

@@ -26,6 +26,10 @@ impl Results {
         }
     }
 
+    pub(crate) fn has_failures(&self) -> bool {
+        !self.failures.is_empty()
+    }
+
     pub(crate) fn into_result(self) -> Result<()> {
         if self.failures.is_empty() {
             return Ok(());

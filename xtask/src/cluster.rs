@@ -68,14 +68,18 @@ fn missing() -> Vec<Install> {
     }
 }
 
-/// Returns true if the arguments start a cluster with kpx, and name no image.
+/// Returns true if the command runs kpx, and its arguments name no image.
 fn needs_image(args: &[OsString]) -> bool {
     let has = |wanted: &str| {
         args.iter()
-            .any(|arg| arg.to_string_lossy().starts_with(wanted))
+            .any(|arg| arg.to_string_lossy().contains(wanted))
     };
-    let is_up = args.first().is_some_and(|arg| arg == "up");
-    is_up && !has("--image") && !has("--help") && !has("kube-proxy") && !has("--proxy=kube-proxy")
+    let runs_kpx = match args.first().and_then(|arg| arg.to_str()) {
+        Some("up") => !has("kube-proxy"),
+        Some("migration") => true,
+        _ => false,
+    };
+    runs_kpx && !has("--image") && !has("--help")
 }
 
 /// Finds Go on the PATH, or installs a private copy.
@@ -149,6 +153,8 @@ mod tests {
             ("up --proxy kube-proxy-nftables", false),
             ("up --proxy=kube-proxy-iptables", false),
             ("up --image a.tar", false),
+            ("migration", true),
+            ("migration --help", false),
             ("down", false),
         ] {
             let args: Vec<_> = args.split(' ').map(OsString::from).collect();

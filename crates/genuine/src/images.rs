@@ -36,6 +36,8 @@ const TOOLS: &[&str] = &[
     "wget",
 ];
 
+pub(crate) const KUBE_ROUTER: &str = "localhost/kube-router:kpx-cluster";
+
 /// An image's layer as files: their contents and modes by path.
 type Layer = BTreeMap<PathBuf, Entry>;
 
@@ -50,9 +52,15 @@ enum Entry {
 pub(crate) fn archive(parts: &Parts, to: &Path) -> Result<()> {
     let changed = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
     let made = changed(to);
-    let mut sources = ["agnhost", "kube-proxy", "coredns"]
-        .map(|name| parts.program(name))
-        .to_vec();
+    let mut sources = [
+        "agnhost",
+        "kube-proxy",
+        "coredns",
+        "kube-router",
+        INVALID_SEGMENT,
+    ]
+    .map(|name| parts.program(name))
+    .to_vec();
     // This program lists the contents.
     sources.push(std::env::current_exe().context("find this program")?);
     if sources.iter().all(|source| changed(source) < made) {
@@ -68,35 +76,52 @@ pub(crate) fn archive(parts: &Parts, to: &Path) -> Result<()> {
     };
     let mut archive = Archive::new(to)?;
     let base = archive.layer(base()?)?;
-    let agnhost = archive.layer(one("agnhost", parts.program("agnhost")))?;
+    let mut agnhost = one("agnhost", parts.program("agnhost"));
+    let porter = parts.sources()?.join("test/images/agnhost/porter");
+    for file in ["localhost.crt", "localhost.key"] {
+        agnhost.insert(file.into(), Entry::File(porter.join(file)));
+    }
+    let agnhost = archive.layer(agnhost)?;
     let proxy = archive.layer(one("usr/local/bin/kube-proxy", parts.program("kube-proxy")))?;
     let coredns = archive.layer(one("coredns", parts.program("coredns")))?;
-    let mut add = |names: &[String], own: Option<&String>, start: Start<'_>| {
-        let layers: Vec<_> = std::iter::once(&base).chain(own).collect();
+    let router = archive.layer(one("kube-router", parts.program("kube-router")))?;
+    let invalid_segment = archive.layer(one(INVALID_SEGMENT, parts.program(INVALID_SEGMENT)))?;
+    let mut add = |names: &[String], own: &[&String], start: Start<'_>| {
+        let layers: Vec<_> = std::iter::once(&base).chain(own.iter().copied()).collect();
         archive.image(names, &layers, start)
     };
     add(
         &[pause(parts)?],
-        Some(&agnhost),
+        &[&agnhost],
         Start(&["/agnhost", "pause"], &[]),
     )?;
-    add(
-        &[named("coredns")?],
-        Some(&coredns),
-        Start(&["/coredns"], &[]),
-    )?;
+    add(&[named("coredns")?], &[&coredns], Start(&["/coredns"], &[]))?;
     add(
         &[named("kube-proxy")?],
-        Some(&proxy),
+        &[&proxy],
         Start(&[], &["/usr/local/bin/kube-proxy"]),
     )?;
-    let (of_agnhost, of_tools) = test_images(parts)?;
+    add(
+        &[KUBE_ROUTER.to_owned()],
+        &[&router],
+        Start(&["/kube-router"], &[]),
+    )?;
+    let TestImages {
+        of_agnhost,
+        of_tools,
+        of_invalid_segment,
+    } = test_images(parts)?;
+    add(
+        &of_invalid_segment,
+        &[&invalid_segment],
+        Start(&["/regression-issue-74839"], &[]),
+    )?;
     add(
         &of_agnhost,
-        Some(&agnhost),
+        &[&agnhost, &coredns],
         Start(&["/agnhost"], &["pause"]),
     )?;
-    add(&of_tools, None, Start(&[], &["sh"]))?;
+    add(&of_tools, &[], Start(&[], &["sh"]))?;
     archive.finish()
 }
 
@@ -105,6 +130,12 @@ pub(crate) fn pause(parts: &Parts) -> Result<String> {
         .into_iter()
         .find(|name| name.contains("/pause:"))
         .context("kubeadm wants no image of pause")
+}
+
+/// Returns a name of agnhost's image.
+pub(crate) fn agnhost(parts: &Parts) -> Result<String> {
+    let names = test_images(parts)?.of_agnhost;
+    names.into_iter().next().context("no image of agnhost")
 }
 
 fn kubeadm_images(parts: &Parts) -> Result<Vec<String>> {
@@ -116,9 +147,20 @@ fn kubeadm_images(parts: &Parts) -> Result<Vec<String>> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-/// Returns the images of Kubernetes' tests that agnhost can be, and those that this machine's tools
-/// can be.
-fn test_images(parts: &Parts) -> Result<(Vec<String>, Vec<String>)> {
+/// The images of Kubernetes' tests, by their contents.
+struct TestImages {
+    /// agnhost, with CoreDNS beside it.
+    of_agnhost: Vec<String>,
+    /// This machine's tools.
+    of_tools: Vec<String>,
+    /// The server that sends a segment outside the window.
+    of_invalid_segment: Vec<String>,
+}
+
+/// The program of Kubernetes' test of a segment outside the window.
+const INVALID_SEGMENT: &str = "regression-issue-74839";
+
+fn test_images(parts: &Parts) -> Result<TestImages> {
     let text = output(Command::new(parts.program("e2e.test")).arg("--list-images"))?;
     let names = |wanted: &[&str]| -> Vec<String> {
         text.lines()
@@ -128,8 +170,11 @@ fn test_images(parts: &Parts) -> Result<(Vec<String>, Vec<String>)> {
     };
     let of_agnhost = names(&["/agnhost:"]);
     ensure!(!of_agnhost.is_empty(), "e2e.test lists no image of agnhost");
-    let of_tools = names(&["/busybox:", "/distroless-iptables:", "/glibc-dns-testing:"]);
-    Ok((of_agnhost, of_tools))
+    Ok(TestImages {
+        of_agnhost,
+        of_tools: names(&["/busybox:", "/distroless-iptables:", "/glibc-dns-testing:"]),
+        of_invalid_segment: names(&[INVALID_SEGMENT]),
+    })
 }
 
 fn one(path: &str, file: PathBuf) -> Layer {

@@ -4,8 +4,11 @@
 mod addons;
 mod command;
 mod control_plane;
+mod e2e;
 mod images;
 mod init;
+mod load;
+mod migration;
 mod network;
 mod nodes;
 mod parts;
@@ -56,6 +59,11 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<OsString>,
     },
+    /// Run Kubernetes' own network tests against the cluster, and compare the outcomes with those of
+    /// other proxies
+    E2e(e2e::Options),
+    /// Migrate from kube-proxy to kpx and back under load, and count what clients lose
+    Migration(migration::Options),
     /// The first process of a process namespace: sets it up, and keeps its programs running
     #[command(hide = true)]
     Init { plan: PathBuf },
@@ -84,6 +92,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Exec { host, command } => {
             return state::State::running()?.exec_of_user(&host, &command);
         }
+        Command::E2e(options) => return e2e::run(&options),
+        Command::Migration(options) => return migration::run(&options),
         Command::Init { plan } => init::run(&plan)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -179,6 +179,10 @@ fn cni_config(node: &Node, cni: Cni) -> Option<Value> {
         Cni::Bridge => json!({
             "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, "ipam": ipam,
         }),
+        Cni::KubeRouter => json!({
+            "type": "bridge", "bridge": "kube-bridge", "isDefaultGateway": true, "hairpinMode": true,
+            "ipam": ipam,
+        }),
         Cni::Ptp => json!({ "type": "ptp", "ipam": ipam }),
     };
     let portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });

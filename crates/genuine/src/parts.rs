@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 
 use crate::command::output;
+use crate::state::State;
 
 /// The minor versions of Kubernetes that have a module.
 const KUBERNETES: [&str; 3] = ["1.34", "1.36", "1.37"];
@@ -63,6 +64,7 @@ const PROGRAMS: &[Program] = &[
     program("kubernetes", "kubectl", "k8s.io/kubernetes/cmd/kubectl", How::Static),
     program("kubernetes", "kubeadm", "k8s.io/kubernetes/cmd/kubeadm", How::Static),
     program("kubernetes", "agnhost", "k8s.io/kubernetes/test/images/agnhost", How::Static),
+    program("kubernetes", "regression-issue-74839", "k8s.io/kubernetes/test/images/regression-issue-74839", How::Static),
     program("kubernetes", "ginkgo", "github.com/onsi/ginkgo/v2/ginkgo", How::Static),
     program("kubernetes", "e2e.test", "k8s.io/kubernetes/test/e2e", How::Tests),
     program("etcd", "etcd", "go.etcd.io/etcd/server/v3", How::Static),
@@ -90,8 +92,26 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
+    pub(crate) fn of(state: &State) -> Self {
+        Self {
+            dir: state.parts.clone(),
+            kubernetes: state.kubernetes.clone(),
+        }
+    }
+
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Returns the folder of Kubernetes' sources.
+    pub(crate) fn sources(&self) -> Result<PathBuf> {
+        let minor = self.kubernetes.trim_start_matches('v');
+        let minor = minor.rsplit_once('.').map_or(minor, |(minor, _)| minor);
+        let module = Module::of("kubernetes", minor);
+        let mut go = Command::new("go");
+        go.current_dir(&module.dir)
+            .args(["list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes"]);
+        Ok(output(&mut go)?.trim().into())
     }
 
     pub(crate) fn program(&self, path: &str) -> PathBuf {

@@ -5,14 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 /// The folder of the one cluster that this machine can have.
 const DIR: &str = "/var/lib/kpx-cluster";
 
 /// The cluster, as `up` made it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+// `down` stops a cluster that an older program started.
+#[serde(default)]
 pub(crate) struct State {
     /// The process whose end ends the cluster, and its start time in clock ticks since boot: a
     /// later process may get the same id.
@@ -22,6 +24,9 @@ pub(crate) struct State {
     pub(crate) parts: PathBuf,
     pub(crate) kubernetes: String,
     pub(crate) nodes: Vec<String>,
+    /// The values of `--cni` and `--proxy`.
+    pub(crate) cni: String,
+    pub(crate) proxy: String,
 }
 
 pub(crate) fn dir() -> &'static Path {
@@ -98,7 +103,7 @@ impl State {
                 nsenter.args(["nsenter", "--net=/run/netns/x"]);
             }
             node if self.nodes.iter().any(|name| name == node) => {
-                nsenter.arg(format!("--target={}", node_pid(node)?));
+                nsenter.arg(format!("--target={}", self.node_pid(node)?));
                 nsenter.args(["--mount", "--net", "--pid", "--uts", "--ipc", "--cgroup"]);
             }
             _ => bail!(
@@ -108,6 +113,15 @@ impl State {
         }
         nsenter.arg("--").arg(program);
         Ok(nsenter)
+    }
+
+    /// Returns the first process of a node.
+    pub(crate) fn node_pid(&self, node: &str) -> Result<i32> {
+        ensure!(
+            self.nodes.iter().any(|name| name == node),
+            "{node} is no node of the cluster"
+        );
+        find_node(node)
     }
 
     pub(crate) fn exec_of_user(&self, host: &str, command: &[OsString]) -> Result<ExitCode> {
@@ -134,7 +148,7 @@ pub(crate) fn plan_of(node: &str) -> PathBuf {
 }
 
 /// Finds the first process of a node by its command line, `kpx-cluster init PLAN`.
-fn node_pid(node: &str) -> Result<i32> {
+fn find_node(node: &str) -> Result<i32> {
     let plan = plan_of(node);
     let wanted = format!("\0init\0{}\0", plan.display());
     for entry in fs::read_dir("/proc").context("read /proc")? {

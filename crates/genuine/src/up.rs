@@ -47,6 +47,8 @@ pub(crate) enum Cni {
     Bridge,
     /// The plugin `ptp`, and routes between the nodes
     Ptp,
+    /// The plugin `bridge`; kube-router adds the routes, and enforces network policies
+    KubeRouter,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -105,7 +107,7 @@ pub(crate) fn up(options: &Options) -> Result<()> {
         until("the API server is ready", || {
             output(state.kubectl().args(["get", "--raw=/readyz"])).map(drop)
         })?;
-        addons::apply(&state, &parts, &nodes, options.proxy)
+        addons::apply(&state, &parts, &nodes, options.cni, options.proxy)
     })?;
     step("wait for the nodes and CoreDNS", || addons::wait(&state))?;
     println!(
@@ -177,7 +179,7 @@ fn start(
     nodes: &[network::Node],
     listener: TcpListener,
 ) -> Result<State> {
-    let variables = nodes::variables(parts, nodes, true);
+    let variables = nodes::variables(parts, nodes, options.cni != Cni::KubeRouter);
     let pause = images::pause(parts)?;
     let mut programs = control_plane::programs(parts);
     for node in nodes {
@@ -237,9 +239,19 @@ fn start(
         parts: parts.dir().to_owned(),
         kubernetes: parts.kubernetes.clone(),
         nodes: nodes.iter().map(|node| node.name.clone()).collect(),
+        cni: name_of(options.cni),
+        proxy: name_of(options.proxy),
     };
     state.write()?;
     Ok(state)
+}
+
+/// Returns the value on the command line.
+fn name_of(value: impl ValueEnum) -> String {
+    value
+        .to_possible_value()
+        .map(|value| value.get_name().to_owned())
+        .unwrap_or_default()
 }
 
 fn import(parts: &Parts, nodes: &[network::Node], archives: &[&PathBuf]) -> Result<()> {

@@ -1,0 +1,240 @@
+//! Clients in namespaces of the cluster: connections that stay open, and new ones all the time.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::sched::{CloneFlags, setns};
+
+/// The time limit for an answer. A lost SYN or datagram is a failure for its client; TCP sends a lost
+/// segment of an open connection again.
+const ANSWER: Duration = Duration::from_millis(900);
+const ANSWER_HELD: Duration = Duration::from_secs(5);
+const REQUEST: &[u8] = b"GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n";
+
+/// A client: its network namespace, and the addresses that it dials.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    pub(crate) name: String,
+    pub(crate) namespace: PathBuf,
+    pub(crate) targets: Vec<SocketAddr>,
+}
+
+/// What happened to all clients so far.
+#[derive(Debug, Default)]
+struct Seen {
+    held: AtomicU64,
+    dials: AtomicU64,
+    exchanges: AtomicU64,
+    slowest_micros: AtomicU64,
+    /// The number of each failure: client, target, kind.
+    failures: Mutex<BTreeMap<String, u64>>,
+}
+
+/// A step's counts.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) held: u64,
+    pub(crate) dials: u64,
+    pub(crate) exchanges: u64,
+    pub(crate) slowest: Duration,
+    pub(crate) failures: BTreeMap<String, u64>,
+}
+
+pub(crate) struct Load {
+    seen: Arc<Seen>,
+    ended: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Result<()>>>,
+}
+
+impl Load {
+    /// Starts clients that hold `held` connections each, and dial `rate` times a second each.
+    pub(crate) fn start(clients: &[Client], held: usize, rate: u32) -> Result<Self> {
+        let seen = Arc::new(Seen::default());
+        let ended = Arc::new(AtomicBool::new(false));
+        let mut threads = Vec::new();
+        for client in clients {
+            let mut spawn = |work: fn(&Client, &Seen, &AtomicBool, u32) -> Result<()>, number| {
+                let (client, seen, ended) = (client.clone(), Arc::clone(&seen), Arc::clone(&ended));
+                threads.push(thread::spawn(move || {
+                    let namespace = File::open(&client.namespace)
+                        .with_context(|| format!("open {}", client.namespace.display()))?;
+                    setns(namespace, CloneFlags::CLONE_NEWNET).context("enter a namespace")?;
+                    work(&client, &seen, &ended, number)
+                }));
+            };
+            spawn(hold, u32::try_from(held)?);
+            spawn(dial, rate);
+        }
+        Ok(Self {
+            seen,
+            ended,
+            threads,
+        })
+    }
+
+    /// Returns the counts since the last call.
+    pub(crate) fn counts(&self) -> Counts {
+        let seen = &self.seen;
+        Counts {
+            held: seen.held.load(Ordering::Relaxed),
+            dials: seen.dials.swap(0, Ordering::Relaxed),
+            exchanges: seen.exchanges.swap(0, Ordering::Relaxed),
+            slowest: Duration::from_micros(seen.slowest_micros.swap(0, Ordering::Relaxed)),
+            failures: std::mem::take(
+                &mut *seen.failures.lock().unwrap_or_else(PoisonError::into_inner),
+            ),
+        }
+    }
+
+    pub(crate) fn stop(self) -> Result<()> {
+        self.ended.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread.join().map_err(|_| anyhow!("a client panicked"))??;
+        }
+        Ok(())
+    }
+}
+
+impl Seen {
+    fn failed(&self, client: &Client, target: SocketAddr, what: &str, error: &io::Error) {
+        let key = format!("{what} from {} to {target}: {error}", client.name);
+        *self
+            .failures
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(key)
+            .or_default() += 1;
+    }
+}
+
+/// Keeps connections open, with an exchange on each about every second.
+fn hold(client: &Client, seen: &Seen, ended: &AtomicBool, number: u32) -> Result<()> {
+    let mut open = Vec::new();
+    for target in client.targets.iter().cycle().take(number as usize) {
+        let stream = TcpStream::connect_timeout(target, ANSWER)
+            .with_context(|| format!("{} opens a connection to {target}", client.name))?;
+        stream.set_read_timeout(Some(ANSWER_HELD))?;
+        stream.set_nodelay(true)?;
+        open.push((*target, stream));
+    }
+    ensure!(!open.is_empty(), "{} has no target", client.name);
+    seen.held.fetch_add(open.len() as u64, Ordering::Relaxed);
+    let pause = Duration::from_secs(1) / number;
+    while !ended.load(Ordering::Relaxed) {
+        open.retain_mut(|(target, stream)| {
+            thread::sleep(pause);
+            let answered = exchange(stream);
+            match answered {
+                Ok(()) => {
+                    seen.exchanges.fetch_add(1, Ordering::Relaxed);
+                    true
+                }
+                Err(error) => {
+                    seen.failed(client, *target, "open connection", &error);
+                    seen.held.fetch_sub(1, Ordering::Relaxed);
+                    false
+                }
+            }
+        });
+        if open.is_empty() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Opens connections, and sends datagrams from new ports: each fifth dial.
+fn dial(client: &Client, seen: &Seen, ended: &AtomicBool, rate: u32) -> Result<()> {
+    let pause = Duration::from_secs(1) / rate;
+    for (number, target) in client.targets.iter().cycle().enumerate() {
+        if ended.load(Ordering::Relaxed) {
+            break;
+        }
+        let started = Instant::now();
+        let is_datagram = number % 5 == 0;
+        let answered = if is_datagram {
+            ask_by_udp(*target)
+        } else {
+            TcpStream::connect_timeout(target, ANSWER).and_then(|mut stream| {
+                stream.set_read_timeout(Some(ANSWER))?;
+                exchange(&mut stream)
+            })
+        };
+        seen.dials.fetch_add(1, Ordering::Relaxed);
+        let micros = u64::try_from(started.elapsed().as_micros())?;
+        seen.slowest_micros.fetch_max(micros, Ordering::Relaxed);
+        if let Err(error) = answered {
+            let what = if is_datagram {
+                "datagram"
+            } else {
+                "connection"
+            };
+            seen.failed(client, *target, what, &error);
+        }
+        thread::sleep(pause.saturating_sub(started.elapsed()));
+    }
+    Ok(())
+}
+
+fn ask_by_udp(target: SocketAddr) -> io::Result<()> {
+    let any: SocketAddr = if target.is_ipv4() {
+        ([0, 0, 0, 0], 0).into()
+    } else {
+        (Ipv6Addr::UNSPECIFIED, 0).into()
+    };
+    let socket = UdpSocket::bind(any)?;
+    socket.set_read_timeout(Some(ANSWER))?;
+    socket.connect(target)?;
+    socket.send(b"hostname")?;
+    socket.recv(&mut [0; 512]).map(drop)
+}
+
+/// Sends a request, and reads its answer to the end.
+fn exchange(stream: &mut TcpStream) -> io::Result<()> {
+    stream.write_all(REQUEST)?;
+    let mut answer = Vec::new();
+    let mut buffer = [0; 2048];
+    while !is_whole(&answer) {
+        match stream.read(&mut buffer)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => answer.extend_from_slice(&buffer[..read]),
+        }
+    }
+    Ok(())
+}
+
+/// Returns true if an HTTP answer has its head, and the body that the head announces.
+fn is_whole(answer: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(answer);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else {
+        return false;
+    };
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length")
+            .then(|| value.trim().parse().ok())?
+    });
+    length.is_some_and(|length: usize| body.len() >= length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answer_is_whole_with_its_body() {
+        let whole = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nweb-1";
+        assert!(is_whole(whole));
+        for length in 0..whole.len() {
+            assert!(!is_whole(&whole[..length]), "{length}");
+        }
+    }
+}
