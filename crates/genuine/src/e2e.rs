@@ -41,11 +41,12 @@ enum Outcome {
     Skipped(String),
 }
 
-/// Runs the tests, keeps their outcomes, and compares them with those of every other proxy in the
-/// same cluster.
+/// Runs the tests, keeps their outcomes, and compares them with those of other proxies in clusters
+/// of the same shape.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let state = State::running()?;
     let report = dir().join("e2e");
+    let _absent = fs::remove_dir_all(&report);
     fs::create_dir_all(&report).with_context(|| format!("make {}", report.display()))?;
     let program = |name: &str| state.parts.join(name).display().to_string();
     let kubeconfig = format!("--kubeconfig={}", admin_inside().display());
@@ -65,22 +66,27 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         .arg(program("e2e.test"))
         .args(["--", "--provider=skeleton", &kubeconfig])
         .arg(format!("--kubectl-path={}", program("kubectl")))
+        .arg(format!("--num-nodes={}", state.nodes.len()))
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output);
-    // The exit code is that of the tests; without a report, they did not run.
     let status = ginkgo.status().context("run ginkgo")?;
     let path = report.join("report.json");
-    let text =
-        fs::read(&path).with_context(|| format!("ginkgo ended ({status}) without a report"))?;
-    let outcomes = Outcomes::of_report(&serde_json::from_slice(&text)?);
-    ensure!(!outcomes.0.is_empty(), "no test matches {}", options.focus);
+    let text = fs::read(&path)
+        .with_context(|| format!("ginkgo ended ({status}): see {}", log.display()))?;
+    let report = serde_json::from_slice(&text).context("read ginkgo's report")?;
+    let outcomes = Outcomes::of_report(&report);
+    ensure!(
+        !outcomes.0.is_empty(),
+        "no test ran ({status}): see {}",
+        log.display()
+    );
     outcomes.write(&state)?;
     print!("{}", outcomes.text());
     for (proxy, others) in Outcomes::of_others(&state)? {
         print!("{}", outcomes.against(&proxy, &others));
     }
-    Ok(if outcomes.failed().count() == 0 {
+    Ok(if status.success() && outcomes.failed().count() == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -125,7 +131,7 @@ impl Outcomes {
         text
     }
 
-    /// Lists the tests with different outcomes.
+    /// Lists the tests of this run with different outcomes.
     fn against(&self, proxy: &str, others: &Self) -> String {
         let short = |outcomes: &Self, name: &str| match outcomes.0.get(name) {
             Some(Outcome::Passed) => "passed",
@@ -133,11 +139,9 @@ impl Outcomes {
             Some(Outcome::Skipped(_)) => "skipped",
             None => "not run",
         };
-        let names = self
+        let different: Vec<_> = self
             .0
             .keys()
-            .chain(others.0.keys().filter(|name| !self.0.contains_key(*name)));
-        let different: Vec<_> = names
             .filter(|name| short(self, name) != short(others, name))
             .collect();
         let mut text = format!("different with {proxy}: {}\n", different.len());
@@ -154,7 +158,13 @@ impl Outcomes {
 
     fn write(&self, state: &State) -> Result<()> {
         let path = folder(state)?.join(format!("{}.json", state.proxy));
-        fs::write(&path, serde_json::to_vec_pretty(self)?)
+        let mut all = if path.exists() {
+            read(&path)?
+        } else {
+            Self::default()
+        };
+        all.0.extend(self.0.clone());
+        fs::write(&path, serde_json::to_vec_pretty(&all)?)
             .with_context(|| format!("write {}", path.display()))
     }
 
@@ -181,11 +191,14 @@ fn read(path: &Path) -> Result<Outcomes> {
     serde_json::from_slice(&text).with_context(|| format!("read {}", path.display()))
 }
 
-/// Returns the folder of outcomes with this version of Kubernetes and this CNI plugin.
+/// Returns the folder of outcomes in clusters of this shape.
 fn folder(state: &State) -> Result<PathBuf> {
-    let folder = parts::cache()?
-        .join("outcomes")
-        .join(format!("{}-{}", state.kubernetes, state.cni));
+    let folder = parts::cache()?.join("outcomes").join(format!(
+        "{}-{}-{}-nodes",
+        state.kubernetes,
+        state.cni,
+        state.nodes.len()
+    ));
     fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     Ok(folder)
 }
@@ -258,9 +271,8 @@ mod tests {
                 spec("needs a cloud", "skipped", "no cloud there"),
             ] }]))
             ),
-            "different with kube-proxy: 2\n  \
-             failed here, passed there: [sig-network] Services should fail\n  \
-             not run here, passed there: [sig-network] Services only there\n"
+            "different with kube-proxy: 1\n  \
+             failed here, passed there: [sig-network] Services should fail\n"
         );
     }
 }

@@ -36,6 +36,8 @@ const TOOLS: &[&str] = &[
     "wget",
 ];
 
+/// The image in the manifests of kpx that wait.
+const PAUSE_OF_KPX: &str = "registry.k8s.io/pause:3.10";
 pub(crate) const KUBE_ROUTER: &str = "localhost/kube-router:kpx-cluster";
 
 /// An image's layer as files: their contents and modes by path.
@@ -91,7 +93,7 @@ pub(crate) fn archive(parts: &Parts, to: &Path) -> Result<()> {
         archive.image(names, &layers, start)
     };
     add(
-        &[pause(parts)?],
+        &[pause(parts)?, PAUSE_OF_KPX.to_owned()],
         &[&agnhost],
         Start(&["/agnhost", "pause"], &[]),
     )?;
@@ -224,13 +226,14 @@ fn base() -> Result<Layer> {
         missing.join(", ")
     );
     // Loaded by name at run time.
-    for folder in ["/usr/lib/x86_64-linux-gnu/xtables"] {
-        for entry in fs::read_dir(folder).with_context(|| format!("read {folder}"))? {
-            add(&mut layer, &entry?.path())?;
-        }
+    let libraries = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+    let libraries = Path::new(&libraries);
+    let folder = libraries.join("xtables");
+    for entry in fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
+        add(&mut layer, &entry?.path())?;
     }
     for library in ["libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2"] {
-        let path = Path::new("/lib/x86_64-linux-gnu").join(library);
+        let path = libraries.join(library);
         if path.exists() {
             add(&mut layer, &path)?;
         }
@@ -338,8 +341,12 @@ impl Archive {
             .iter()
             .map(|digest| format!("sha256:{digest}"))
             .collect();
+        let architecture = match std::env::consts::ARCH {
+            "aarch64" => "arm64",
+            _ => "amd64",
+        };
         let config = json!({
-            "architecture": "amd64", "os": "linux",
+            "architecture": architecture, "os": "linux",
             "config": {
                 "Entrypoint": start.0,
                 "Cmd": start.1,

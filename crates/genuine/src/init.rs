@@ -12,8 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::errno::Errno;
-use nix::sys::wait::{WaitStatus, wait};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -35,7 +34,7 @@ pub(crate) struct Program {
     pub(crate) log: PathBuf,
 }
 
-/// The pause before a program that ended is started again.
+/// The time between two looks at the programs.
 const PAUSE: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(plan: &Path) -> Result<()> {
@@ -61,19 +60,29 @@ pub(crate) fn run(plan: &Path) -> Result<()> {
         running.insert(start(program)?, program.clone());
     }
     fs::write(&plan.ready, "").with_context(|| format!("write {}", plan.ready.display()))?;
+    let mut ended = Vec::new();
     loop {
-        let ended = match wait() {
-            Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..)) => pid.as_raw(),
-            Ok(_) | Err(Errno::EINTR) => continue,
-            Err(error) => return Err(error).context("wait for a program's end"),
-        };
-        // Other processes are orphans of the programs.
-        if let Some(program) = running.remove(&ended.unsigned_abs()) {
-            thread::sleep(PAUSE);
-            while held(&program.name).exists() {
-                thread::sleep(PAUSE);
+        thread::sleep(PAUSE);
+        ended.retain(|program: &Program| {
+            if held(&program.name).exists() {
+                return true;
             }
-            running.insert(start(&program)?, program);
+            match start(program) {
+                Ok(pid) => {
+                    running.insert(pid, program.clone());
+                    false
+                }
+                Err(error) => {
+                    eprintln!("{error:#}");
+                    true
+                }
+            }
+        });
+        // Other processes that end are orphans of the programs.
+        while let Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..)) =
+            waitpid(None, Some(WaitPidFlag::WNOHANG))
+        {
+            ended.extend(running.remove(&pid.as_raw().unsigned_abs()));
         }
     }
 }
@@ -101,8 +110,13 @@ fn start(program: &Program) -> Result<u32> {
 }
 
 fn accept(listener: &TcpListener, to: SocketAddr) {
-    for client in listener.incoming().flatten() {
-        thread::spawn(move || forward(&client, to));
+    for client in listener.incoming() {
+        let forwarded =
+            client.and_then(|client| thread::Builder::new().spawn(move || forward(&client, to)));
+        if let Err(error) = forwarded {
+            eprintln!("forward to {to}: {error}");
+            thread::sleep(PAUSE);
+        }
     }
 }
 

@@ -1,31 +1,24 @@
 //! Clients in namespaces of the cluster: connections that stay open, and new ones all the time.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
-use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use nix::sched::{CloneFlags, setns};
+
+use crate::clients::Client;
+use crate::up::until;
 
 /// The time limit for an answer. A lost SYN or datagram is a failure for its client; TCP sends a lost
 /// segment of an open connection again.
 const ANSWER: Duration = Duration::from_millis(900);
 const ANSWER_HELD: Duration = Duration::from_secs(5);
 const REQUEST: &[u8] = b"GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n";
-
-/// A client: its network namespace, and the addresses that it dials.
-#[derive(Clone, Debug)]
-pub(crate) struct Client {
-    pub(crate) name: String,
-    pub(crate) namespace: PathBuf,
-    pub(crate) targets: Vec<SocketAddr>,
-}
 
 /// What happened to all clients so far.
 #[derive(Debug, Default)]
@@ -40,12 +33,12 @@ struct Seen {
 
 /// A step's counts.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) held: u64,
-    pub(crate) dials: u64,
-    pub(crate) exchanges: u64,
-    pub(crate) slowest: Duration,
-    pub(crate) failures: BTreeMap<String, u64>,
+struct Counts {
+    held: u64,
+    dials: u64,
+    exchanges: u64,
+    slowest: Duration,
+    failures: BTreeMap<String, u64>,
 }
 
 pub(crate) struct Load {
@@ -56,7 +49,7 @@ pub(crate) struct Load {
 
 impl Load {
     /// Starts clients that hold `held` connections each, and dial `rate` times a second each.
-    pub(crate) fn start(clients: &[Client], held: usize, rate: u32) -> Result<Self> {
+    pub(crate) fn start(clients: &[Client], held: u32, rate: u32) -> Result<Self> {
         let seen = Arc::new(Seen::default());
         let ended = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
@@ -64,24 +57,30 @@ impl Load {
             let mut spawn = |work: fn(&Client, &Seen, &AtomicBool, u32) -> Result<()>, number| {
                 let (client, seen, ended) = (client.clone(), Arc::clone(&seen), Arc::clone(&ended));
                 threads.push(thread::spawn(move || {
-                    let namespace = File::open(&client.namespace)
-                        .with_context(|| format!("open {}", client.namespace.display()))?;
-                    setns(namespace, CloneFlags::CLONE_NEWNET).context("enter a namespace")?;
+                    client.enter()?;
                     work(&client, &seen, &ended, number)
                 }));
             };
-            spawn(hold, u32::try_from(held)?);
+            spawn(hold, held);
             spawn(dial, rate);
         }
-        Ok(Self {
+        let load = Self {
             seen,
             ended,
             threads,
-        })
+        };
+        let all = u64::try_from(clients.len())? * u64::from(held);
+        until("all connections are open", || {
+            let open = load.seen.held.load(Ordering::Relaxed);
+            ensure!(open == all, "{open} of {all} are open");
+            Ok(())
+        })?;
+        load.counts();
+        Ok(load)
     }
 
     /// Returns the counts since the last call.
-    pub(crate) fn counts(&self) -> Counts {
+    fn counts(&self) -> Counts {
         let seen = &self.seen;
         Counts {
             held: seen.held.load(Ordering::Relaxed),
@@ -151,7 +150,7 @@ fn hold(client: &Client, seen: &Seen, ended: &AtomicBool, number: u32) -> Result
     Ok(())
 }
 
-/// Opens connections, and sends datagrams from new ports: each fifth dial.
+/// Opens connections, and sends datagrams from new ports.
 fn dial(client: &Client, seen: &Seen, ended: &AtomicBool, rate: u32) -> Result<()> {
     let pause = Duration::from_secs(1) / rate;
     for (number, target) in client.targets.iter().cycle().enumerate() {
@@ -159,9 +158,9 @@ fn dial(client: &Client, seen: &Seen, ended: &AtomicBool, rate: u32) -> Result<(
             break;
         }
         let started = Instant::now();
-        let is_datagram = number % 5 == 0;
+        let is_datagram = is_datagram(number, client.targets.len());
         let answered = if is_datagram {
-            ask_by_udp(*target)
+            exchange_datagram(*target)
         } else {
             TcpStream::connect_timeout(target, ANSWER).and_then(|mut stream| {
                 stream.set_read_timeout(Some(ANSWER))?;
@@ -184,7 +183,7 @@ fn dial(client: &Client, seen: &Seen, ended: &AtomicBool, rate: u32) -> Result<(
     Ok(())
 }
 
-fn ask_by_udp(target: SocketAddr) -> io::Result<()> {
+fn exchange_datagram(target: SocketAddr) -> io::Result<()> {
     let any: SocketAddr = if target.is_ipv4() {
         ([0, 0, 0, 0], 0).into()
     } else {
@@ -195,6 +194,11 @@ fn ask_by_udp(target: SocketAddr) -> io::Result<()> {
     socket.connect(target)?;
     socket.send(b"hostname")?;
     socket.recv(&mut [0; 512]).map(drop)
+}
+
+/// Returns true if a dial is a datagram: each fifth of each target.
+fn is_datagram(number: usize, targets: usize) -> bool {
+    number / targets % 5 == 0
 }
 
 /// Sends a request, and reads its answer to the end.
@@ -225,9 +229,84 @@ fn is_whole(answer: &[u8]) -> bool {
     length.is_some_and(|length: usize| body.len() >= length)
 }
 
+/// Checks that a client gets an answer from each of its targets.
+pub(crate) fn reaches(client: &Client) -> Result<()> {
+    thread::scope(|scope| {
+        let dialer = scope.spawn(|| {
+            client.enter()?;
+            for target in &client.targets {
+                TcpStream::connect_timeout(target, ANSWER)
+                    .and_then(|mut stream| {
+                        stream.set_read_timeout(Some(ANSWER))?;
+                        exchange(&mut stream)
+                    })
+                    .with_context(|| format!("{} dials {target}", client.name))?;
+            }
+            Ok(())
+        });
+        dialer.join().map_err(|_| anyhow!("a client panicked"))?
+    })
+}
+
+/// Steps of an operator under a load, and their results as lines.
+pub(crate) struct Run {
+    load: Load,
+    failed: u64,
+}
+
+impl Run {
+    pub(crate) fn new(load: Load) -> Self {
+        Self { load, failed: 0 }
+    }
+
+    /// Ends the load, and prints the number of failures.
+    pub(crate) fn finish(self, steps: Result<()>) -> Result<ExitCode> {
+        let stopped = self.load.stop();
+        steps?;
+        stopped?;
+        println!("{} connections and datagrams failed", self.failed);
+        Ok(if self.failed == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
+    }
+
+    pub(crate) fn step(&mut self, name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let started = Instant::now();
+        let result = work();
+        thread::sleep(Duration::from_secs(3));
+        let counts = self.load.counts();
+        let failures: u64 = counts.failures.values().sum();
+        println!(
+            "{name}: {:.0} s, {} open, {} exchanges on them, {} new, slowest {} ms, {failures} failed",
+            started.elapsed().as_secs_f64(),
+            counts.held,
+            counts.exchanges,
+            counts.dials,
+            counts.slowest.as_millis(),
+        );
+        for (what, number) in &counts.failures {
+            println!("    {number} x {what}");
+        }
+        self.failed += failures;
+        result.with_context(|| name.to_owned())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_target_gets_datagrams_and_connections() {
+        for targets in 1..=20 {
+            for target in 0..targets {
+                let dials = (0..100).map(|round| is_datagram(round * targets + target, targets));
+                assert_eq!(dials.filter(|is| *is).count(), 20, "{target} of {targets}");
+            }
+        }
+    }
 
     #[test]
     fn answer_is_whole_with_its_body() {

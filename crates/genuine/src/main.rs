@@ -2,9 +2,12 @@
 //! containerd, runc, the CNI plugins and CoreDNS are built from their published Go modules.
 
 mod addons;
+mod clients;
 mod command;
 mod control_plane;
+mod dns;
 mod e2e;
+mod faults;
 mod images;
 mod init;
 mod load;
@@ -14,6 +17,7 @@ mod nodes;
 mod parts;
 mod state;
 mod up;
+mod web;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -64,6 +68,10 @@ enum Command {
     E2e(e2e::Options),
     /// Migrate from kube-proxy to kpx and back under load, and count what clients lose
     Migration(migration::Options),
+    /// Ask CoreDNS through its ClusterIP while its pods come and go, and count lost answers
+    Dns(dns::Options),
+    /// Kill the API server and etcd, and restore an older snapshot, while clients use a Service
+    Faults(faults::Options),
     /// The first process of a process namespace: sets it up, and keeps its programs running
     #[command(hide = true)]
     Init { plan: PathBuf },
@@ -94,6 +102,8 @@ fn run(command: Command) -> Result<ExitCode> {
         }
         Command::E2e(options) => return e2e::run(&options),
         Command::Migration(options) => return migration::run(&options),
+        Command::Dns(options) => return dns::run(&options),
+        Command::Faults(options) => return faults::run(&options),
         Command::Init { plan } => init::run(&plan)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -8,7 +8,7 @@ pub(crate) const CONTROL6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0
 pub(crate) const API_PORT: u16 = 6443;
 pub(crate) const SERVICES: &str = "10.96.0.0/16,fd00:10:96::/112";
 pub(crate) const PODS: &str = "10.244.0.0/16,fd00:10:244::/48";
-pub(crate) const DNS: &str = "10.96.0.10";
+pub(crate) const DNS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 
 /// A node's name, addresses and networks of pods.
 #[derive(Clone, Debug)]
@@ -27,9 +27,7 @@ impl Node {
             name: format!("n{number}"),
             ipv4: Ipv4Addr::new(172, 30, 0, host),
             // Both addresses end in the same digits.
-            ipv6: format!("fd00:172:30::{host}")
-                .parse()
-                .unwrap_or(Ipv6Addr::UNSPECIFIED),
+            ipv6: Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 0x10 + u16::from(number)),
             pods4: format!("10.244.{number}.0/24"),
             pods6: format!("fd00:10:244:{number}::/64"),
         }
@@ -54,4 +52,18 @@ pub(crate) fn table(nodes: &[Node]) -> String {
         let _ = writeln!(table, "{name} {ipv4} {ipv6} {pods4} {pods6}");
     }
     table.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_has_a_line_for_each_node() {
+        assert_eq!(
+            table(&nodes(2)),
+            "n1 172.30.0.11 fd00:172:30::11 10.244.1.0/24 fd00:10:244:1::/64\n\
+             n2 172.30.0.12 fd00:172:30::12 10.244.2.0/24 fd00:10:244:2::/64"
+        );
+    }
 }

@@ -33,10 +33,7 @@ pub(crate) fn prepare(
     fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     let containerd = write("containerd.toml", containerd(parts, node, pause))?;
     let kubelet = write("kubelet.json", kubelet(node).to_string())?;
-    let cni = match cni_config(node, cni) {
-        Some(config) => write("cni.conflist", config.to_string())?,
-        None => String::new(),
-    };
+    let cni = write("cni.conflist", cni_config(node, cni).to_string())?;
     let mut variables = variables.clone();
     variables.insert("NODE".to_owned(), name.clone());
     variables.insert("CNI".to_owned(), cni);
@@ -168,8 +165,7 @@ fn kubelet(node: &Node) -> Value {
     })
 }
 
-/// Returns the list of CNI plugins, unless a DaemonSet installs it.
-fn cni_config(node: &Node, cni: Cni) -> Option<Value> {
+fn cni_config(node: &Node, cni: Cni) -> Value {
     let ipam = json!({
         "type": "host-local",
         "ranges": [[{ "subnet": node.pods4 }], [{ "subnet": node.pods6 }]],
@@ -186,12 +182,16 @@ fn cni_config(node: &Node, cni: Cni) -> Option<Value> {
         Cni::Ptp => json!({ "type": "ptp", "ipam": ipam }),
     };
     let portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
-    Some(json!({ "cniVersion": "1.0.0", "name": "kpx-cluster", "plugins": [main, portmap] }))
+    json!({ "cniVersion": "1.0.0", "name": "kpx-cluster", "plugins": [main, portmap] })
 }
 
-/// Returns the patch that gives a node its networks of pods.
+/// Returns the patch that gives a node its zone and its networks of pods.
 pub(crate) fn patch(node: &Node) -> Value {
-    json!({ "spec": { "podCIDR": node.pods4, "podCIDRs": [node.pods4, node.pods6] } })
+    let zone = format!("zone-{}", node.name);
+    json!({
+        "metadata": { "labels": { "topology.kubernetes.io/zone": zone } },
+        "spec": { "podCIDR": node.pods4, "podCIDRs": [node.pods4, node.pods6] },
+    })
 }
 
 /// Returns the variables of the scripts.

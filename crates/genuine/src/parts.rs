@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::command::output;
@@ -108,10 +109,14 @@ impl Parts {
         let minor = self.kubernetes.trim_start_matches('v');
         let minor = minor.rsplit_once('.').map_or(minor, |(minor, _)| minor);
         let module = Module::of("kubernetes", minor);
-        let mut go = Command::new("go");
+        let mut go = go();
         go.current_dir(&module.dir)
-            .args(["list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes"]);
-        Ok(output(&mut go)?.trim().into())
+            .args(["mod", "download", "-json", "k8s.io/kubernetes"]);
+        let module: Value = serde_json::from_str(&output(&mut go)?).context("read go's answer")?;
+        let dir = module["Dir"]
+            .as_str()
+            .context("go names no folder of Kubernetes")?;
+        Ok(dir.into())
     }
 
     pub(crate) fn program(&self, path: &str) -> PathBuf {
@@ -145,6 +150,11 @@ pub(crate) fn build(kubernetes: &str) -> Result<Parts> {
     })
 }
 
+/// Returns the Go that xtask found: sudo may replace the PATH.
+fn go() -> Command {
+    Command::new(std::env::var_os("KPX_GO").unwrap_or_else(|| "go".into()))
+}
+
 /// Returns `$XDG_CACHE_HOME/kpx/genuine`.
 pub(crate) fn cache() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME")
@@ -157,8 +167,10 @@ pub(crate) fn cache() -> Result<PathBuf> {
 /// Makes a hard link, so that a part is in the cache once, however many versions of Kubernetes it
 /// serves.
 fn link(built: &Path, to: &Path) -> Result<()> {
-    let _absent = fs::remove_file(to);
-    fs::hard_link(built, to)
+    let half = to.with_extension("half");
+    let _absent = fs::remove_file(&half);
+    fs::hard_link(built, &half)
+        .and_then(|()| fs::rename(&half, to))
         .with_context(|| format!("link {} to {}", built.display(), to.display()))
 }
 
@@ -189,6 +201,8 @@ impl Module {
             hash.update(fs::read(&path).with_context(|| format!("read {}", path.display()))?);
         }
         hash.update(program.how.arguments().concat());
+        hash.update(program.package);
+        hash.update(std::env::consts::ARCH);
         let digest = hash.finalize();
         Ok(digest
             .iter()
@@ -211,7 +225,7 @@ impl Module {
         let started = Instant::now();
         // An interrupted build leaves no half of a program.
         let half = to.with_extension("half");
-        let mut go = Command::new("go");
+        let mut go = go();
         go.current_dir(&self.dir)
             .env(
                 "CGO_ENABLED",
@@ -230,7 +244,7 @@ impl Module {
         if let Some(folder) = to.parent() {
             fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
         }
-        output(&mut go).context("Go 1.26 or newer builds the parts")?;
+        output(&mut go).with_context(|| format!("build {} of {}", program.path, self.name))?;
         fs::rename(&half, to).with_context(|| format!("rename {}", half.display()))?;
         eprintln!("    {}: {} s", program.path, started.elapsed().as_secs());
         Ok(())
@@ -297,8 +311,14 @@ mod tests {
             for program in PROGRAMS.iter().filter(|program| program.how != How::Tests) {
                 let module = Module::of(program.family, kubernetes);
                 let text = fs::read_to_string(module.dir.join("go.mod")).unwrap();
+                let tools = text.lines().filter_map(|line| {
+                    let line = line.trim();
+                    (line.split(' ').count() == 1)
+                        .then_some(line)
+                        .or(line.strip_prefix("tool "))
+                });
                 assert!(
-                    text.split_whitespace().any(|word| word == program.package),
+                    tools.into_iter().any(|tool| tool == program.package),
                     "{} in {}",
                     program.package,
                     module.name

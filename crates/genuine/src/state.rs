@@ -1,5 +1,6 @@
 //! The running cluster's folder, and the entrances into its namespaces.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,8 +17,8 @@ const DIR: &str = "/var/lib/kpx-cluster";
 // `down` stops a cluster that an older program started.
 #[serde(default)]
 pub(crate) struct State {
-    /// The process whose end ends the cluster, and its start time in clock ticks since boot: a
-    /// later process may get the same id.
+    /// The process whose end ends the cluster, the parent of the cluster's first process, and its
+    /// start time in clock ticks since boot: a later process may get the same id.
     pub(crate) pid: i32,
     pub(crate) started: u64,
     /// The folder of the genuine programs.
@@ -27,6 +28,8 @@ pub(crate) struct State {
     /// The values of `--cni` and `--proxy`.
     pub(crate) cni: String,
     pub(crate) proxy: String,
+    /// The sysctls of the whole machine that kubelets change, by path, with their earlier values.
+    pub(crate) sysctls: BTreeMap<PathBuf, String>,
 }
 
 pub(crate) fn dir() -> &'static Path {
@@ -61,12 +64,24 @@ impl State {
 
     pub(crate) fn write(&self) -> Result<()> {
         let path = dir().join("cluster.json");
-        fs::write(&path, serde_json::to_vec_pretty(self)?)
+        let half = path.with_extension("half");
+        fs::write(&half, serde_json::to_vec_pretty(self)?)
+            .and_then(|()| fs::rename(&half, &path))
             .with_context(|| format!("write {}", path.display()))
     }
 
     pub(crate) fn is_alive(&self) -> bool {
         start_time(self.pid) == Some(self.started)
+    }
+
+    /// Returns the cluster's first process.
+    pub(crate) fn first(&self) -> Result<i32> {
+        let path = format!("/proc/{0}/task/{0}/children", self.pid);
+        let children = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        children
+            .trim()
+            .parse()
+            .with_context(|| format!("{path} names no process"))
     }
 
     /// Returns the administrator's kubeconfig for processes of this machine.
@@ -94,11 +109,11 @@ impl State {
         let mut nsenter = Command::new("nsenter");
         match host {
             "control" => {
-                nsenter.arg(format!("--target={}", self.pid));
+                nsenter.arg(format!("--target={}", self.first()?));
                 nsenter.args(["--mount", "--net", "--pid"]);
             }
             "x" => {
-                nsenter.arg(format!("--target={}", self.pid));
+                nsenter.arg(format!("--target={}", self.first()?));
                 nsenter.args(["--mount", "--pid", "--net"]);
                 nsenter.args(["nsenter", "--net=/run/netns/x"]);
             }
@@ -121,7 +136,7 @@ impl State {
             self.nodes.iter().any(|name| name == node),
             "{node} is no node of the cluster"
         );
-        find_node(node)
+        find_node(self.first()?, node)
     }
 
     pub(crate) fn exec_of_user(&self, host: &str, command: &[OsString]) -> Result<ExitCode> {
@@ -147,27 +162,31 @@ pub(crate) fn plan_of(node: &str) -> PathBuf {
     dir().join(node).join("plan.json")
 }
 
-/// Finds the first process of a node by its command line, `kpx-cluster init PLAN`.
-fn find_node(node: &str) -> Result<i32> {
+/// Finds the first process of a node by its command line, `kpx-cluster init PLAN`, among the
+/// descendants of the cluster's first process: other users can have the same command line.
+fn find_node(first: i32, node: &str) -> Result<i32> {
     let plan = plan_of(node);
-    let wanted = format!("\0init\0{}\0", plan.display());
-    for entry in fs::read_dir("/proc").context("read /proc")? {
-        let entry = entry.context("read /proc")?;
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
-            continue;
-        };
-        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let line = String::from_utf8_lossy(&line).into_owned();
-        // The commands that enter the namespaces have more words.
-        if line.ends_with(&wanted) && line.matches('\0').count() == 3 {
+    let mut open = vec![first];
+    while let Some(pid) = open.pop() {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        if is_init(&line, &plan) {
             return Ok(pid);
         }
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let children = children.unwrap_or_default();
+        open.extend(
+            children
+                .split_whitespace()
+                .filter_map(|pid| pid.parse::<i32>().ok()),
+        );
     }
-    bail!("no first process of {node} runs")
+    bail!("no first process of {node} runs: see logs/{node}-init.log in {DIR}")
+}
+
+/// The commands that enter the namespaces have more words.
+fn is_init(command_line: &[u8], plan: &Path) -> bool {
+    let words: Vec<_> = command_line.split(|byte| *byte == 0).collect();
+    matches!(words.as_slice(), [_, b"init", path, b""] if *path == plan.as_os_str().as_encoded_bytes())
 }
 
 /// Returns the start time of a process in clock ticks since boot.
@@ -176,4 +195,39 @@ pub(crate) fn start_time(pid: i32) -> Option<u64> {
     // The name of the program, in parentheses, may have spaces.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_process_is_known_by_its_whole_command_line() {
+        let plan = Path::new("/var/lib/kpx-cluster/n1/plan.json");
+        for (line, is) in [
+            (
+                "kpx-cluster\0init\0/var/lib/kpx-cluster/n1/plan.json\0",
+                true,
+            ),
+            (
+                "kpx-cluster\0init\0/var/lib/kpx-cluster/n2/plan.json\0",
+                false,
+            ),
+            (
+                "unshare\0kpx-cluster\0init\0/var/lib/kpx-cluster/n1/plan.json\0",
+                false,
+            ),
+            ("", false),
+        ] {
+            assert_eq!(is_init(line.as_bytes(), plan), is, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn start_time_of_this_process_stays() {
+        let this = i32::try_from(std::process::id()).unwrap();
+        assert!(start_time(this).is_some());
+        assert_eq!(start_time(this), start_time(this));
+        assert_eq!(start_time(0), None);
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -74,14 +75,24 @@ impl Proxy {
 const DEADLINE: Duration = Duration::from_secs(120);
 
 pub(crate) fn up(options: &Options) -> Result<()> {
+    let _lock = lock()?;
     if State::read()?.is_some_and(|state| state.is_alive()) {
         bail!("a cluster is running: `cargo xtask cluster down` stops it");
+    }
+    match &options.image {
+        Some(image) => ensure!(image.is_file(), "--image {}: no such file", image.display()),
+        None => ensure!(options.proxy != Proxy::Kpx, "--proxy kpx takes an --image"),
     }
     let parts = parts::build(&options.kubernetes)?;
     let images = parts.program("images.tar");
     step("make images", || images::archive(&parts, &images))?;
     let started = Instant::now();
     clean()?;
+    // It has the keys of the cluster.
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(dir())
+        .with_context(|| format!("make {}", dir().display()))?;
     for folder in ["kubernetes", "logs", "held", "etcd"] {
         let folder = dir().join(folder);
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
@@ -111,7 +122,7 @@ pub(crate) fn up(options: &Options) -> Result<()> {
     })?;
     step("wait for the nodes and CoreDNS", || addons::wait(&state))?;
     println!(
-        "The cluster runs since {} s: {} nodes, Kubernetes {}.",
+        "Started in {} s: {} nodes, Kubernetes {}.",
         started.elapsed().as_secs(),
         nodes.len(),
         parts.kubernetes
@@ -123,7 +134,17 @@ pub(crate) fn up(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Keeps a second `up` or `down` away.
+fn lock() -> Result<fs::File> {
+    let path = "/run/lock/kpx-cluster";
+    let file = fs::File::create(path).with_context(|| format!("make {path}"))?;
+    file.try_lock()
+        .with_context(|| format!("another command starts or stops the cluster ({path})"))?;
+    Ok(file)
+}
+
 pub(crate) fn down() -> Result<()> {
+    let _lock = lock()?;
     if let Some(state) = State::read()?.filter(State::is_alive) {
         kill(Pid::from_raw(state.pid), Signal::SIGKILL).context("end the cluster")?;
         until("the cluster's processes have ended", || {
@@ -134,8 +155,11 @@ pub(crate) fn down() -> Result<()> {
     clean()
 }
 
-/// Removes what a cluster leaves behind: its folder and its control groups.
+/// Removes what a cluster leaves behind: its folder, its control groups, the kubelets' sysctls.
 fn clean() -> Result<()> {
+    for (path, value) in State::read()?.unwrap_or_default().sysctls {
+        fs::write(&path, value).with_context(|| format!("write {}", path.display()))?;
+    }
     until("the control groups are gone", || {
         for hierarchy in ["/sys/fs/cgroup".into()]
             .into_iter()
@@ -220,30 +244,56 @@ fn start(
         .stdout(log.try_clone()?)
         .stderr(log)
         .process_group(0);
+    let sysctls = sysctls();
     let mut unshare = unshare.spawn().context("run unshare")?;
-    let parent = i32::try_from(unshare.id())?;
-    let log = dir().join("logs/init.log");
-    while !plan.ready.exists() {
-        if let Some(status) = unshare.try_wait().context("wait for unshare")? {
-            let text = fs::read_to_string(&log).unwrap_or_default();
-            bail!("the first process ended ({status}): {text}");
-        }
-        sleep(Duration::from_millis(50));
-    }
-    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))
-        .context("find the first process")?;
-    let pid: i32 = children.trim().parse().context("find the first process")?;
+    let pid = i32::try_from(unshare.id())?;
     let state = State {
         pid,
-        started: start_time(pid).context("the first process ended")?,
+        started: start_time(pid).context("unshare ended")?,
         parts: parts.dir().to_owned(),
         kubernetes: parts.kubernetes.clone(),
         nodes: nodes.iter().map(|node| node.name.clone()).collect(),
         cni: name_of(options.cni),
         proxy: name_of(options.proxy),
+        sysctls,
     };
     state.write()?;
+    let log = dir().join("logs/init.log");
+    until("the first process has set up", || {
+        // The outer error ends the wait.
+        let ended = unshare.try_wait().context("wait for unshare")?;
+        Ok(match ended {
+            Some(status) => Some(Err(anyhow!(
+                "the first process ended ({status}): {}",
+                fs::read_to_string(&log).unwrap_or_default()
+            ))),
+            None => {
+                ensure!(plan.ready.exists(), "see {}", log.display());
+                None
+            }
+        })
+    })?
+    .unwrap_or(Ok(()))?;
     Ok(state)
+}
+
+/// Returns the sysctls of the whole machine that kubelets change, with their values.
+fn sysctls() -> BTreeMap<PathBuf, String> {
+    [
+        "vm/overcommit_memory",
+        "vm/panic_on_oom",
+        "kernel/panic",
+        "kernel/panic_on_oops",
+        "kernel/keys/root_maxkeys",
+        "kernel/keys/root_maxbytes",
+    ]
+    .into_iter()
+    .map(|name| Path::new("/proc/sys").join(name))
+    .filter_map(|path| {
+        let value = fs::read_to_string(&path).ok()?;
+        Some((path, value.trim().to_owned()))
+    })
+    .collect()
 }
 
 /// Returns the value on the command line.
@@ -287,11 +337,11 @@ fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 /// Repeats a check until it succeeds, or returns its last error.
-pub(crate) fn until(what: &str, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+pub(crate) fn until<T>(what: &str, mut check: impl FnMut() -> Result<T>) -> Result<T> {
     let started = Instant::now();
     loop {
         match check() {
-            Ok(()) => return Ok(()),
+            Ok(done) => return Ok(done),
             Err(error) if started.elapsed() > DEADLINE => {
                 return Err(error).with_context(|| format!("waited until {what}"));
             }

@@ -12,7 +12,7 @@ ip addr add "$CONTROL4/24" dev br0
 ip addr add "$CONTROL6/64" dev br0 nodad
 ip link set br0 up
 
-# connect NAME BRIDGE_OR_EMPTY: a namespace with eth0, whose peer here is called as the namespace.
+# connect NAME: a namespace with eth0. Its peer here has the name of the namespace.
 connect() {
     ip netns add "$1"
     nsenter --net="/run/netns/$1" sh -c '

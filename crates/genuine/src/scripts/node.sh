@@ -23,10 +23,23 @@ done
 mount -t sysfs sysfs sys
 if [ -f /sys/fs/cgroup/cgroup.controllers ]; then
     mount -t cgroup2 cgroup2 sys/fs/cgroup
+    # A group with processes of its own passes no controllers on.
+    mkdir sys/fs/cgroup/init
+    while read -r process; do
+        echo "$process" > sys/fs/cgroup/init/cgroup.procs || true
+    done < sys/fs/cgroup/cgroup.procs
+    for controller in $(cat sys/fs/cgroup/cgroup.controllers); do
+        echo "+$controller" > sys/fs/cgroup/cgroup.subtree_control
+    done
 else
     mount -t tmpfs -o mode=755 tmpfs sys/fs/cgroup
     for hierarchy in /sys/fs/cgroup/*/; do
         name=$(basename "$hierarchy")
+        # A second name of joined controllers.
+        if [ -L "/sys/fs/cgroup/$name" ]; then
+            cp -P "/sys/fs/cgroup/$name" "sys/fs/cgroup/$name"
+            continue
+        fi
         mkdir "sys/fs/cgroup/$name"
         case $name in
         unified) mount -t cgroup2 cgroup2 "sys/fs/cgroup/$name" ;;
@@ -46,9 +59,7 @@ echo "$NODE" > /etc/hostname
 rm -rf /etc/cni/net.d
 mkdir -p /etc/cni/net.d /etc/kubernetes /opt/cni/bin
 cp "$PARTS"/cni/* /opt/cni/bin/
-if [ -n "$CNI" ]; then
-    cp "$CNI" /etc/cni/net.d/10-kpx-cluster.conflist
-fi
+cp "$CNI" /etc/cni/net.d/10-kpx-cluster.conflist
 printf 'nameserver %s\n' "$CONTROL4" > /etc/resolv.conf
 printf '127.0.0.1 localhost\n::1 localhost\n' > /etc/hosts
 echo 1 > /proc/sys/net/ipv4/ip_forward
@@ -56,8 +67,8 @@ echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
 if [ "$ROUTES" = yes ]; then
     echo "$NODES" | while read -r name ip4 ip6 pods4 pods6; do
         if [ "$name" != "$NODE" ]; then
-            ip route add "$pods4" via "$ip4"
-            ip -6 route add "$pods6" via "$ip6"
+            ip route replace "$pods4" via "$ip4"
+            ip -6 route replace "$pods6" via "$ip6"
         fi
     done
 fi

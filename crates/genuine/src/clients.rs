@@ -1,0 +1,112 @@
+//! The network namespaces of pods, nodes and the machine outside, for clients in this process.
+
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use nix::sched::{CloneFlags, setns};
+use serde_json::Value;
+
+use crate::command::output;
+use crate::state::State;
+
+/// A client: its network namespace, and the addresses that it dials.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    pub(crate) name: String,
+    namespace: PathBuf,
+    pub(crate) targets: Vec<SocketAddr>,
+}
+
+impl Client {
+    /// Moves this thread into the namespace.
+    pub(crate) fn enter(&self) -> Result<()> {
+        let namespace = File::open(&self.namespace)
+            .with_context(|| format!("open {}", self.namespace.display()))?;
+        setns(namespace, CloneFlags::CLONE_NEWNET)
+            .with_context(|| format!("enter the namespace of {}", self.name))
+    }
+}
+
+/// The name of the client outside the cluster.
+pub(crate) const OUTSIDE: &str = "x";
+
+/// Returns the client outside the cluster.
+pub(crate) fn outside(state: &State, targets: &[SocketAddr]) -> Result<Client> {
+    Ok(Client {
+        name: OUTSIDE.to_owned(),
+        namespace: format!("/proc/{}/root/run/netns/x", state.first()?).into(),
+        targets: targets.to_vec(),
+    })
+}
+
+/// Returns each node as a client.
+pub(crate) fn nodes(state: &State, targets: &[SocketAddr]) -> Result<Vec<Client>> {
+    let client = |node: &String| {
+        Ok(Client {
+            name: node.clone(),
+            namespace: format!("/proc/{}/ns/net", state.node_pid(node)?).into(),
+            targets: targets.to_vec(),
+        })
+    };
+    state.nodes.iter().map(client).collect()
+}
+
+/// Returns the pods with a label as clients.
+pub(crate) fn pods(
+    state: &State,
+    namespace: &str,
+    label: &str,
+    targets: &[SocketAddr],
+) -> Result<Vec<Client>> {
+    let text = output(state.kubectl().args([
+        "--namespace",
+        namespace,
+        "get",
+        "pods",
+        "--selector",
+        label,
+        "--output=json",
+    ]))?;
+    let pods: Value = serde_json::from_str(&text).context("read kubectl's list of pods")?;
+    let mut clients = Vec::new();
+    for pod in pods["items"].as_array().into_iter().flatten() {
+        let name = pod["metadata"]["name"].as_str().context("a pod's name")?;
+        let field = |value: &Value, what: &str| {
+            let value = value.as_str().map(str::to_owned);
+            value.with_context(|| format!("pod {namespace}/{name} has no {what}"))
+        };
+        let node = field(&pod["spec"]["nodeName"], "node")?;
+        let ip = field(&pod["status"]["podIP"], "address")?;
+        clients.push(Client {
+            name: format!("pod {name} of {node}"),
+            namespace: namespace_of(state, &node, &ip)?,
+            targets: targets.to_vec(),
+        });
+    }
+    if clients.is_empty() {
+        bail!("no pod in namespace {namespace} has the label {label}");
+    }
+    Ok(clients)
+}
+
+/// Finds a pod's network namespace by its address.
+fn namespace_of(state: &State, node: &str, ip: &str) -> Result<PathBuf> {
+    let folder = format!("/proc/{}/root/run/netns", state.node_pid(node)?);
+    let entries = fs::read_dir(&folder).with_context(|| format!("read {folder}"))?;
+    for entry in entries {
+        let path = entry.with_context(|| format!("read {folder}"))?.path();
+        if addresses(&path).is_some_and(|text| text.contains(&format!(" {ip}/"))) {
+            return Ok(path);
+        }
+    }
+    bail!("no namespace of {node} has {ip}")
+}
+
+fn addresses(namespace: &Path) -> Option<String> {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", namespace.display()));
+    output(command.args(["ip", "-oneline", "addr"])).ok()
+}

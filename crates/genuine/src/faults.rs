@@ -1,0 +1,120 @@
+//! Failures of the control plane while clients use a Service.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::command::output;
+use crate::init::held;
+use crate::load::{Load, Run, reaches};
+use crate::parts::Parts;
+use crate::state::{State, dir};
+use crate::up::until;
+use crate::{clients, web};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    load: web::LoadOptions,
+}
+
+const API_SERVER: &str = "kube-apiserver";
+const ETCD: &str = "etcd";
+const CONTROLLERS: &str = "kube-controller-manager";
+const SCHEDULER: &str = "kube-scheduler";
+const ETCD_AT: &str = "--endpoints=http://127.0.0.1:2379";
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let state = State::running()?;
+    let parts = Parts::of(&state);
+    let clients = web::start(&state, &parts)?;
+    let load = Load::start(&clients, options.load.held, options.load.rate)?;
+    let mut run = Run::new(load);
+    let result = steps(&state, &parts, &mut run);
+    run.finish(result)
+}
+
+fn steps(state: &State, parts: &Parts, run: &mut Run) -> Result<()> {
+    let snapshot = dir().join("snapshot");
+    let program = |name: &str| parts.program(name);
+    run.step("no fault", || {
+        sleep(Duration::from_secs(5));
+        change(state, 1)?;
+        let mut save = state.enter("control", program("etcdctl"))?;
+        output(save.args([ETCD_AT, "snapshot", "save"]).arg(&snapshot)).map(drop)
+    })?;
+    run.step("API server away for 10 s", || {
+        away(state, &[API_SERVER], Duration::from_secs(10), || Ok(()))?;
+        change(state, 2)
+    })?;
+    run.step("etcd away for 5 s", || {
+        away(state, &[ETCD], Duration::from_secs(5), || Ok(()))?;
+        change(state, 3)
+    })?;
+    run.step("etcd restored from an older snapshot", || {
+        // Controllers and kubelets take no resource version that goes back; the proxies have to.
+        let all = [CONTROLLERS, SCHEDULER, API_SERVER, ETCD];
+        away(state, &all, Duration::from_secs(2), || {
+            let data = dir().join("etcd");
+            fs::remove_dir_all(&data).with_context(|| format!("remove {}", data.display()))?;
+            let mut restore = state.enter("control", program("etcdutl"))?;
+            restore.args(["snapshot", "restore"]).arg(&snapshot);
+            output(restore.arg("--data-dir").arg(&data)).map(drop)
+        })?;
+        let mut kill = state.enter("control", "pkill")?;
+        output(kill.args(["-KILL", "-f", "/kubelet --"]))?;
+        change(state, 4)
+    })
+}
+
+/// Kills programs of the control plane, and starts them again after `pause` and `meanwhile`.
+fn away(
+    state: &State,
+    programs: &[&str],
+    pause: Duration,
+    meanwhile: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    for program in programs {
+        fs::write(held(program), "").with_context(|| format!("hold {program}"))?;
+        let mut kill = state.enter("control", "pkill")?;
+        output(kill.args(["-KILL", "-f", &format!("/{program} --")]))?;
+    }
+    sleep(pause);
+    meanwhile()?;
+    for program in programs.iter().rev() {
+        fs::remove_file(held(program)).with_context(|| format!("start {program}"))?;
+    }
+    until("the API server is ready", || {
+        output(state.kubectl().args(["get", "--raw=/readyz"])).map(drop)
+    })
+}
+
+/// Makes a Service with a node port, and waits until the client outside reaches it on each node.
+fn change(state: &State, number: u16) -> Result<()> {
+    let port = 30_090 + number;
+    let manifest = include_str!("manifests/web-again.yaml")
+        .replace("NUMBER", &number.to_string())
+        .replace("PORT", &port.to_string());
+    until("the API server takes a Service", || {
+        crate::addons::apply_text(state, "web-again", &manifest)
+    })?;
+    let nodes = crate::network::nodes(u8::try_from(state.nodes.len())?);
+    let targets: Vec<_> = nodes
+        .iter()
+        .flat_map(|node| {
+            [
+                SocketAddr::from((node.ipv4, port)),
+                SocketAddr::from((node.ipv6, port)),
+            ]
+        })
+        .collect();
+    let client = clients::outside(state, &targets)?;
+    until(&format!("port {port} of each node answers"), || {
+        reaches(&client)
+    })
+}

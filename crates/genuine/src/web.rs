@@ -1,0 +1,69 @@
+//! A Service with backends on each node, and its clients.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::Value;
+
+use crate::addons::apply_text;
+use crate::clients::{self, Client};
+use crate::command::output;
+use crate::images;
+use crate::parts::Parts;
+use crate::state::State;
+
+const NAMESPACE: &str = "kpx-web";
+const NODE_PORT: u16 = 30080;
+
+/// The load of each client.
+#[derive(Args)]
+pub(crate) struct LoadOptions {
+    /// The number of connections that each client keeps open
+    #[arg(long, default_value_t = 56, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) held: u32,
+    /// The number of new connections and datagrams of each client in a second
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rate: u32,
+}
+
+/// Makes the Service. Returns a pod of each node, each node, and the machine outside as its clients.
+pub(crate) fn start(state: &State, parts: &Parts) -> Result<Vec<Client>> {
+    let manifests = include_str!("manifests/web.yaml");
+    apply_text(
+        state,
+        "web",
+        &manifests.replace("AGNHOST", &images::agnhost(parts)?),
+    )?;
+    let kubectl =
+        |args: &[&str]| output(state.kubectl().args(["--namespace", NAMESPACE]).args(args));
+    for set in ["daemonset/web", "daemonset/client"] {
+        kubectl(&["rollout", "status", set, "--timeout=60s"])?;
+    }
+    let text = kubectl(&["get", "service", "web", "--output=json"])?;
+    let service: Value = serde_json::from_str(&text).context("read kubectl's Service")?;
+    let mut cluster_ips = Vec::new();
+    for ip in service["spec"]["clusterIPs"]
+        .as_array()
+        .into_iter()
+        .flatten()
+    {
+        let ip: IpAddr = ip.as_str().context("a ClusterIP")?.parse()?;
+        cluster_ips.push(SocketAddr::from((ip, 80)));
+    }
+    let nodes = crate::network::nodes(u8::try_from(state.nodes.len())?);
+    let node_ports: Vec<_> = nodes
+        .iter()
+        .flat_map(|node| {
+            [
+                SocketAddr::from((node.ipv4, NODE_PORT)),
+                SocketAddr::from((node.ipv6, NODE_PORT)),
+            ]
+        })
+        .collect();
+    let inside = [cluster_ips, node_ports.clone()].concat();
+    let mut all = vec![clients::outside(state, &node_ports)?];
+    all.extend(clients::pods(state, NAMESPACE, "app=client", &inside)?);
+    all.extend(clients::nodes(state, &inside)?);
+    Ok(all)
+}
