@@ -9,13 +9,15 @@
 //! invalid. kpx has no such rule, but other programs may.
 //!
 //! kube-proxy's entries keep translating after its end ([`stale`]). UDP flows never close, so kpx
-//! deletes their entries.
+//! deletes their entries. The source ports of masqueraded connections stay free ([`foreign_nat`]).
 
+pub mod foreign_nat;
 pub mod liberal;
 pub mod stale;
 pub mod sysctl;
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +38,22 @@ pub struct Reconciled {
     pub ip_family: IpFamily,
     pub deleted: u64,
     pub duration: Duration,
+}
+
+/// The sysctl with the number of entries.
+const COUNT: &str = "netfilter/nf_conntrack_count";
+
+/// Returns true if the capability or the kernel module is missing.
+fn is_denied(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<io::Error>();
+    io.is_some_and(|error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::PermissionDenied
+                | io::ErrorKind::Unsupported
+                | io::ErrorKind::InvalidInput
+        )
+    })
 }
 
 /// The minimum time between the starts of two scans of the conntrack table.

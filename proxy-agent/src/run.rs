@@ -226,6 +226,8 @@ async fn work(
     let skips_stack = settings.node.fast_path != FastPath::Off;
     let watched = WatchedNets::default();
     let bypass = datapath.flows.bypass()?;
+    // Before the programs draw a port.
+    conntrack::foreign_nat::keep(&mut datapath.foreign_nat).await;
     let node = Node::start(
         settings.node,
         host.netlink.clone(),

@@ -20,6 +20,7 @@ use crate::attach::{Attachments, Mechanism};
 use crate::counters::Counters;
 use crate::fast_path_ways::FastPathWays;
 use crate::flows::FlowMaps;
+use crate::foreign_nat::ForeignNatPorts;
 use crate::liberal_flows::LiberalFlows;
 use crate::loaded::Loaded;
 use crate::monitor_reader::Monitor;
@@ -37,6 +38,7 @@ pub struct Datapath {
     pub flows: FlowMaps,
     pub votes: VoteReader,
     pub node: NodeMaps,
+    pub foreign_nat: ForeignNatPorts,
     /// The fast path's controls: epoch and deadline.
     pub ways: FastPathWays,
     /// The requests to let flows bypass the network stack although conntrack tracks them.
@@ -144,6 +146,7 @@ impl Datapath {
             flows,
             tables: KernelTables::new(&mut ebpf, endpoints_removed)?,
             node: NodeMaps::new(&mut ebpf, ways.clone())?,
+            foreign_nat: ForeignNatPorts::new(&ebpf)?,
             ways,
             counters: Counters::new(&mut ebpf)?,
             monitor: Monitor::new(&mut ebpf)?,

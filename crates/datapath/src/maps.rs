@@ -24,15 +24,17 @@ pub(crate) fn lend<K: Pod, V: Pod>(ebpf: &Ebpf, name: &str) -> Result<HashMap<Ma
     let map = ebpf
         .map(name)
         .with_context(|| format!("no map {name} in the BPF object"))?;
-    let Map::HashMap(data) = map else {
-        anyhow::bail!("{name} is not a hash map")
+    let (data, again): (_, fn(MapData) -> Map) = match map {
+        Map::HashMap(data) => (data, Map::HashMap),
+        Map::LruHashMap(data) => (data, Map::LruHashMap),
+        _ => anyhow::bail!("{name} is not a hash map"),
     };
     let fd = data
         .fd()
         .as_fd()
         .try_clone_to_owned()
         .with_context(|| format!("map {name}"))?;
-    HashMap::try_from(Map::HashMap(MapData::from_fd(fd)?)).with_context(|| format!("map {name}"))
+    HashMap::try_from(again(MapData::from_fd(fd)?)).with_context(|| format!("map {name}"))
 }
 
 /// Returns a family's flow table, which stays in the object.

@@ -43,29 +43,36 @@ struct Counts {
 
 pub(crate) struct Load {
     seen: Arc<Seen>,
+    /// Ends the open connections.
+    released: Arc<AtomicBool>,
     ended: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Result<()>>>,
 }
+
+/// The work of a client's thread, until the flag is set.
+type Work = fn(&Client, &Seen, &AtomicBool, u32) -> Result<()>;
 
 impl Load {
     /// Starts clients that hold `held` connections each, and dial `rate` times a second each.
     pub(crate) fn start(clients: &[Client], held: u32, rate: u32) -> Result<Self> {
         let seen = Arc::new(Seen::default());
+        let released = Arc::new(AtomicBool::new(false));
         let ended = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         for client in clients {
-            let mut spawn = |work: fn(&Client, &Seen, &AtomicBool, u32) -> Result<()>, number| {
-                let (client, seen, ended) = (client.clone(), Arc::clone(&seen), Arc::clone(&ended));
+            let mut spawn = |work: Work, ended: &Arc<AtomicBool>, number| {
+                let (client, seen, ended) = (client.clone(), Arc::clone(&seen), Arc::clone(ended));
                 threads.push(thread::spawn(move || {
                     client.enter()?;
                     work(&client, &seen, &ended, number)
                 }));
             };
-            spawn(hold, held);
-            spawn(dial, rate);
+            spawn(hold, &released, held);
+            spawn(dial, &ended, rate);
         }
         let load = Self {
             seen,
+            released,
             ended,
             threads,
         };
@@ -94,6 +101,7 @@ impl Load {
     }
 
     pub(crate) fn stop(self) -> Result<()> {
+        self.released.store(true, Ordering::Relaxed);
         self.ended.store(true, Ordering::Relaxed);
         for thread in self.threads {
             thread.join().map_err(|_| anyhow!("a client panicked"))??;
@@ -144,9 +152,10 @@ fn hold(client: &Client, seen: &Seen, ended: &AtomicBool, number: u32) -> Result
             }
         });
         if open.is_empty() {
-            return Ok(());
+            break;
         }
     }
+    seen.held.fetch_sub(open.len() as u64, Ordering::Relaxed);
     Ok(())
 }
 
@@ -257,6 +266,11 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn new(load: Load) -> Self {
         Self { load, failed: 0 }
+    }
+
+    /// Makes the clients close their open connections.
+    pub(crate) fn release(&self) {
+        self.load.released.store(true, Ordering::Relaxed);
     }
 
     /// Ends the load, and prints the number of failures.

@@ -13,7 +13,7 @@ use crate::command::output;
 use crate::load::{Load, Run};
 use crate::parts::Parts;
 use crate::state::State;
-use crate::up::until;
+use crate::up::until_within;
 use crate::{nodes, web};
 
 #[derive(Args)]
@@ -85,8 +85,12 @@ fn steps(state: &State, parts: &Parts, run: &mut Run) -> Result<()> {
     run.step("back to kube-proxy", || {
         let image = format!("kube-proxy=registry.k8s.io/kube-proxy:{}", parts.kubernetes);
         system(&["set", "image", set, &image])?;
-        rolled_out(set)?;
-        until("kpx has left the nodes", || {
+        rolled_out(set)
+    })?;
+    // The drain ends with the last open connection, or after five minutes.
+    run.release();
+    run.step("kpx drained", || {
+        until_within(Duration::from_secs(330), "kpx has left the nodes", || {
             for node in &state.nodes {
                 let mut link = state.enter(node, "ip")?;
                 let found = output(link.args(["-brief", "link"]))?;

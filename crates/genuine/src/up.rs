@@ -337,12 +337,20 @@ fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 /// Repeats a check until it succeeds, or returns its last error.
-pub(crate) fn until<T>(what: &str, mut check: impl FnMut() -> Result<T>) -> Result<T> {
+pub(crate) fn until<T>(what: &str, check: impl FnMut() -> Result<T>) -> Result<T> {
+    until_within(DEADLINE, what, check)
+}
+
+pub(crate) fn until_within<T>(
+    deadline: Duration,
+    what: &str,
+    mut check: impl FnMut() -> Result<T>,
+) -> Result<T> {
     let started = Instant::now();
     loop {
         match check() {
             Ok(done) => return Ok(done),
-            Err(error) if started.elapsed() > DEADLINE => {
+            Err(error) if started.elapsed() > deadline => {
                 return Err(error).with_context(|| format!("waited until {what}"));
             }
             Err(_) => sleep(Duration::from_millis(200)),

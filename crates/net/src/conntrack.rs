@@ -1,4 +1,5 @@
-//! Lists and deletes conntrack entries with a translated destination through netlink.
+//! Lists conntrack entries with a translated source or destination, and deletes entries, through
+//! netlink.
 
 pub mod liberal;
 
@@ -37,6 +38,19 @@ pub struct Entry {
     name: Vec<ConntrackAttribute>,
 }
 
+/// A connection with a translated source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Masqueraded {
+    /// TCP, UDP or SCTP, as a protocol number of IP.
+    pub protocol: u8,
+    /// The source of the replies.
+    pub peer: SocketAddr,
+    /// The destination of the replies: the source that the peer sees.
+    pub source: SocketAddr,
+    /// The seconds until the entry expires without a packet.
+    pub timeout_secs: u32,
+}
+
 /// A handle for conntrack queries in this network namespace.
 #[derive(Clone)]
 pub struct Handle(ConnectionHandle<NetfilterMessage>);
@@ -57,19 +71,48 @@ impl Handle {
         family: NetfilterProtoFamily,
         mut take: impl FnMut(Entry),
     ) -> io::Result<()> {
+        self.dump(family, Status::DstNat, |attributes| {
+            entry(attributes).into_iter().for_each(&mut take)
+        })
+        .await
+    }
+
+    /// Calls `take` with each connection of a family whose source is translated, in the kernel's
+    /// order. Connections that change during the dump may be missing.
+    pub async fn masqueraded(
+        &self,
+        family: NetfilterProtoFamily,
+        mut take: impl FnMut(Masqueraded),
+    ) -> io::Result<()> {
+        self.dump(family, Status::SrcNat, |attributes| {
+            masqueraded(&attributes).into_iter().for_each(&mut take)
+        })
+        .await
+    }
+
+    /// Calls `take` with the attributes of each entry of this status.
+    async fn dump(
+        &self,
+        family: NetfilterProtoFamily,
+        status: Status,
+        mut take: impl FnMut(Vec<ConntrackAttribute>),
+    ) -> io::Result<()> {
         // Kernels before 5.14 ignore this filter and send all entries.
-        let translated = ConntrackAttribute::CtaStatus(Status::DstNat);
         let request = message(
             family,
-            ConntrackMessage::Get(vec![translated]),
+            ConntrackMessage::Get(vec![ConntrackAttribute::CtaStatus(status)]),
             NLM_F_REQUEST | NLM_F_DUMP,
         );
         let answers = self
             .0
             .request(request, kernel())
             .map_err(io::Error::other)?;
-        netlink::dumped(answers, |message| {
-            entry(message).into_iter().for_each(&mut take)
+        netlink::dumped(answers, |message: NetfilterMessage| {
+            if let NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes)) =
+                message.inner
+            {
+                take(attributes);
+            }
         })
         .await
         .map(drop)
@@ -103,24 +146,9 @@ fn message(
 }
 
 /// Returns `None` unless the entry is for UDP.
-fn entry(message: NetfilterMessage) -> Option<Entry> {
-    let NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes)) = message.inner else {
-        return None;
-    };
-    let tuples = |attribute: &ConntrackAttribute| match attribute {
-        ConntrackAttribute::CtaTupleOrig(parts) => Some((true, tuple(parts)?)),
-        ConntrackAttribute::CtaTupleReply(parts) => Some((false, tuple(parts)?)),
-        _ => None,
-    };
-    let known: Vec<_> = attributes.iter().filter_map(tuples).collect();
-    let of = |original| {
-        known
-            .iter()
-            .find(|(is_original, _)| *is_original == original)
-            .map(|(_, tuple)| *tuple)
-    };
-    let original = of(true)?;
-    let reply = of(false)?;
+fn entry(attributes: Vec<ConntrackAttribute>) -> Option<Entry> {
+    let (protocol, original, reply) = tuples(&attributes)?;
+    (protocol == Protocol::Udp).then_some(())?;
     let names = |attribute: &ConntrackAttribute| match attribute {
         ConntrackAttribute::CtaTupleOrig(_) => true,
         ConntrackAttribute::Other(other) => matches!(DefaultNla::kind(other), CTA_ID | CTA_ZONE),
@@ -134,13 +162,43 @@ fn entry(message: NetfilterMessage) -> Option<Entry> {
     })
 }
 
-/// Returns `None` unless the tuple is for UDP.
-fn tuple(parts: &[Part]) -> Option<Tuple> {
+/// Returns `None` unless the entry's source is translated, and its protocol has ports.
+fn masqueraded(attributes: &[ConntrackAttribute]) -> Option<Masqueraded> {
+    let (protocol, original, reply) = tuples(attributes)?;
+    let timeout_secs = attributes.iter().find_map(|attribute| match attribute {
+        ConntrackAttribute::CtaTimeout(secs) => Some(*secs),
+        _ => None,
+    })?;
+    let has_ports = matches!(protocol, Protocol::Tcp | Protocol::Udp | Protocol::Sctp);
+    (has_ports && reply.dst != original.src).then(|| Masqueraded {
+        protocol: protocol.into(),
+        peer: reply.src,
+        source: reply.dst,
+        timeout_secs,
+    })
+}
+
+/// Returns an entry's protocol, and the tuples of both directions.
+fn tuples(attributes: &[ConntrackAttribute]) -> Option<(Protocol, Tuple, Tuple)> {
+    let original = attributes.iter().find_map(|attribute| match attribute {
+        ConntrackAttribute::CtaTupleOrig(parts) => tuple(parts),
+        _ => None,
+    });
+    let reply = attributes.iter().find_map(|attribute| match attribute {
+        ConntrackAttribute::CtaTupleReply(parts) => tuple(parts),
+        _ => None,
+    });
+    let (protocol, original) = original?;
+    Some((protocol, original, reply?.1))
+}
+
+/// Returns `None` for protocols without ports.
+fn tuple(parts: &[Part]) -> Option<(Protocol, Tuple)> {
     let mut src: Option<IpAddr> = None;
     let mut dst: Option<IpAddr> = None;
     let mut sport = None;
     let mut dport = None;
-    let mut is_udp = false;
+    let mut protocol = None;
     for part in parts {
         match part {
             Part::Ip(parts) => parts.iter().for_each(|part| match part {
@@ -149,7 +207,7 @@ fn tuple(parts: &[Part]) -> Option<Tuple> {
                 _ => {}
             }),
             Part::Proto(parts) => parts.iter().for_each(|part| match part {
-                ProtoTuple::Protocol(protocol) => is_udp = *protocol == Protocol::Udp,
+                ProtoTuple::Protocol(of_ip) => protocol = Some(*of_ip),
                 ProtoTuple::SourcePort(port) => sport = Some(*port),
                 ProtoTuple::DestinationPort(port) => dport = Some(*port),
                 _ => {}
@@ -157,9 +215,9 @@ fn tuple(parts: &[Part]) -> Option<Tuple> {
             _ => {}
         }
     }
-    is_udp.then_some(())?;
-    Some(Tuple {
+    let tuple = Tuple {
         src: SocketAddr::new(src?, sport?),
         dst: SocketAddr::new(dst?, dport?),
-    })
+    };
+    Some((protocol?, tuple))
 }

@@ -8,7 +8,6 @@
 //! host's packets translate nothing, and kpx keeps them.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Instant;
 
@@ -18,13 +17,11 @@ use proxy_common::addr::{Addr, Proto};
 use proxy_common::frontend::{Frontend, Service};
 use tracing::{debug, info};
 
-use super::Reconciled;
+use super::{COUNT, Reconciled, is_denied};
 use proxy_core::ip_family::IpFamily;
 use proxy_core::tables::{FamilyTables, Tables};
 use proxy_net::conntrack::{self, Handle, Tuple};
 use proxy_net::sysctl;
-
-const COUNT: &str = "netfilter/nf_conntrack_count";
 
 /// The addresses and ports that clients dial by UDP.
 #[derive(Clone, Debug, Default)]
@@ -164,19 +161,6 @@ async fn remove_family(
         );
     }
     Ok(deleted)
-}
-
-/// Returns true if the capability or the kernel module is missing.
-fn is_denied(error: &anyhow::Error) -> bool {
-    let io = error.downcast_ref::<io::Error>();
-    io.is_some_and(|error| {
-        matches!(
-            error.kind(),
-            io::ErrorKind::PermissionDenied
-                | io::ErrorKind::Unsupported
-                | io::ErrorKind::InvalidInput
-        )
-    })
 }
 
 #[cfg(test)]
