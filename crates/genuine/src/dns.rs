@@ -114,7 +114,7 @@ fn ask(client: &Client, number: u32) -> Result<BTreeMap<String, u32>> {
         let target = client.targets[0];
         let id = u16::try_from(nth & 0xffff)?;
         thread::sleep(PAUSE);
-        let (protocol, answered) = if nth % 2 == 0 {
+        let (protocol, answered) = if nth.is_multiple_of(2) {
             ("UDP", ask_udp(target, id))
         } else {
             ("TCP", ask_tcp(target, id))

@@ -207,7 +207,7 @@ fn exchange_datagram(target: SocketAddr) -> io::Result<()> {
 
 /// Returns true if a dial is a datagram: each fifth of each target.
 fn is_datagram(number: usize, targets: usize) -> bool {
-    number / targets % 5 == 0
+    (number / targets).is_multiple_of(5)
 }
 
 /// Sends a request, and reads its answer to the end.
