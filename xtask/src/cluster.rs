@@ -36,7 +36,8 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
     let mut cargo = workspace::cargo();
     cargo.args(["build", "--quiet", "--package", "genuine"]);
     shell::run(cargo)?;
-    let mut cluster = shell::as_root(&workspace::kpx(false)?.with_file_name("kpx-cluster"))?;
+    let program = workspace::kpx(false)?.with_file_name("kpx-cluster");
+    let mut cluster = shell::as_root(&program)?;
     cluster.args(args);
     let needs = Needs::of(args);
     if needs.tools {
@@ -44,6 +45,16 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
         cluster.env("KPX_GO", go()?);
     }
     if needs.image {
+        // The image takes minutes, and `up` fails beside a running cluster.
+        let mut running = shell::as_root(&program)?;
+        let is_running = running
+            .arg("kubeconfig")
+            .output()
+            .context("run kpx-cluster")?;
+        ensure!(
+            args[0] != "up" || !is_running.status.success(),
+            "a cluster is running: `cargo xtask cluster down` stops it"
+        );
         cluster.arg("--image").arg(dist::image()?);
     }
     // The command's exit code is that of kubectl, or of the tests.
