@@ -28,14 +28,6 @@ impl ForeignNat {
         ended: 0,
     };
 
-    /// Returns the row of a connection that opened before the programs saw its packets.
-    pub const fn until(until_secs: u32) -> Self {
-        Self {
-            until_secs,
-            ended: 0,
-        }
-    }
-
     /// Returns the row after an outgoing packet.
     #[inline(always)]
     pub fn after(before: Self, packet: Packet, proto: Proto, now_secs: u32) -> Self {

@@ -7,7 +7,7 @@ use aya::Ebpf;
 use aya::maps::{HashMap, MapData};
 use proxy_common::addr::{Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{FlowKey, Hook};
-use proxy_common::foreign_nat::ForeignNat;
+use proxy_common::foreign_nat::{ForeignNat, Packet};
 
 use crate::clock::boot_secs;
 use crate::maps::{FamilyNames, lend};
@@ -28,36 +28,45 @@ impl ForeignNatPorts {
         })
     }
 
-    /// Keeps the port of `source` free towards `peer` for `secs` seconds, or until the programs see
-    /// the connection's end. `proto` is a protocol number of IP.
+    /// Keeps the port of `source` free towards `peer`, as long as the programs would for a connection
+    /// whose latest packet left now. `proto` is a protocol number of IP. What the programs have seen
+    /// of a connection stays.
     pub fn keep(
         &mut self,
         proto: u8,
         source: SocketAddr,
         peer: SocketAddr,
-        secs: u32,
+        is_closing: bool,
     ) -> Result<()> {
         if source.is_ipv4() {
-            keep(&mut self.v4, proto, source, peer, secs)
+            keep(&mut self.v4, Proto(proto), source, peer, is_closing)
         } else {
-            keep(&mut self.v6, proto, source, peer, secs)
+            keep(&mut self.v6, Proto(proto), source, peer, is_closing)
         }
     }
 }
 
 fn keep<A: FamilyNames>(
     ports: &mut Ports<A>,
-    proto: u8,
+    proto: Proto,
     source: SocketAddr,
     peer: SocketAddr,
-    secs: u32,
+    is_closing: bool,
 ) -> Result<()> {
     let end = |at: SocketAddr| Some(SockAddr::new(A::from_ip(at.ip())?, Port::new(at.port())));
     let (Some(source), Some(peer)) = (end(source), end(peer)) else {
         return Ok(());
     };
-    let key = FlowKey::new(Hook::INGRESS, Proto(proto), peer, source);
-    let row = ForeignNat::until(boot_secs()?.saturating_add(secs));
+    let key = FlowKey::new(Hook::INGRESS, proto, peer, source);
+    let now_secs = boot_secs()?;
+    if ports.get(&key, 0).is_ok_and(|row| row.is_there(now_secs)) {
+        return Ok(());
+    }
+    let latest = Packet {
+        ends: is_closing,
+        ..Packet::default()
+    };
+    let row = ForeignNat::after(ForeignNat::NONE, latest, proto, now_secs);
     ports
         .insert(key, row, 0)
         .with_context(|| format!("write {}", A::MAPS.foreign_nat))

@@ -8,7 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use netlink_packet_core::{DefaultNla, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, Nla};
 use netlink_packet_netfilter::conntrack::{
-    ConntrackAttribute, ConntrackMessage, IPTuple, ProtoTuple, Protocol, Status, Tuple as Part,
+    ConntrackAttribute, ConntrackMessage, IPTuple, ProtoInfo, ProtoInfoTCP, ProtoTuple, Protocol,
+    Status, Tuple as Part,
 };
 use netlink_packet_netfilter::{
     NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
@@ -21,6 +22,9 @@ use super::netlink::{self, kernel};
 /// The attributes that identify an entry (`enum ctattr_type` of linux/nfnetlink_conntrack.h).
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
+
+/// The last state of an open connection (`enum tcp_conntrack` of linux/nf_conntrack_tcp.h).
+const TCP_ESTABLISHED: u8 = 3;
 
 /// The source and destination of one direction of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +51,8 @@ pub struct Masqueraded {
     pub peer: SocketAddr,
     /// The destination of the replies: the source that the peer sees.
     pub source: SocketAddr,
-    /// The seconds until the entry expires without a packet.
-    pub timeout_secs: u32,
+    /// True for TCP once one side has sent a FIN or RST.
+    pub is_closing: bool,
 }
 
 /// A handle for conntrack queries in this network namespace.
@@ -165,16 +169,28 @@ fn entry(attributes: Vec<ConntrackAttribute>) -> Option<Entry> {
 /// Returns `None` unless the entry's source is translated, and its protocol has ports.
 fn masqueraded(attributes: &[ConntrackAttribute]) -> Option<Masqueraded> {
     let (protocol, original, reply) = tuples(attributes)?;
-    let timeout_secs = attributes.iter().find_map(|attribute| match attribute {
-        ConntrackAttribute::CtaTimeout(secs) => Some(*secs),
-        _ => None,
-    })?;
     let has_ports = matches!(protocol, Protocol::Tcp | Protocol::Udp | Protocol::Sctp);
     (has_ports && reply.dst != original.src).then(|| Masqueraded {
         protocol: protocol.into(),
         peer: reply.src,
         source: reply.dst,
-        timeout_secs,
+        is_closing: tcp_state(attributes).is_some_and(|state| state > TCP_ESTABLISHED),
+    })
+}
+
+/// Returns `None` for other protocols, and for connections in a flowtable.
+fn tcp_state(attributes: &[ConntrackAttribute]) -> Option<u8> {
+    let infos = attributes.iter().find_map(|attribute| match attribute {
+        ConntrackAttribute::CtaProtoInfo(infos) => Some(infos),
+        _ => None,
+    })?;
+    let states = infos.iter().find_map(|info| match info {
+        ProtoInfo::TCP(states) => Some(states),
+        _ => None,
+    })?;
+    states.iter().find_map(|state| match state {
+        ProtoInfoTCP::State(state) => Some(*state),
+        _ => None,
     })
 }
 

@@ -30,38 +30,48 @@ fn two_programs_share_source_ports() -> Result<()> {
     kpx.stop()
 }
 
-/// Netfilter masquerades the pod's datagrams, and keeps their source ports. kpx starts later, and
-/// draws ports at random: without the earlier ports, it would draw about eleven of them.
+/// Netfilter masquerades the pod's connections, and keeps their source ports. kpx starts later, and
+/// draws ports at random: without the earlier ports, it would draw about five of each protocol.
 #[test]
 fn masqueraded_connections_from_before_kpx_keep_their_ports() -> Result<()> {
-    const BEFORE: std::ops::Range<u16> = 20_000..21_000;
+    const BEFORE: std::ops::Range<u16> = 20_000..20_500;
     const DIALS: u32 = 320;
     let lab = ServedLab::with_api_server(Layout::Routed)?.serve(&["n2"], PORT)?;
     lab.put(&of_n2())?;
     let [x, pod] = ["x", "p1a"].map(|name| lab.lab.host(name));
     let n1 = &lab.lab.n1.host;
-    n1.ns.sysctl("netfilter/nf_conntrack_udp_timeout", "600")?;
+    let mut open = Vec::new();
     for family in Family::ALL {
         let to = SocketAddr::new(lab.lab.n2.host.addrs.ip(family), PORT);
-        for port in BEFORE {
-            let answer = Dial::new(Protocol::Udp, to)
-                .source_port(port)
-                .exchange(&pod.ns, b"before kpx")?;
+        for (protocol, port) in
+            BEFORE.flat_map(|port| [(Protocol::Tcp, port), (Protocol::Udp, port)])
+        {
+            let mut connection = Dial::new(protocol, to).source_port(port).connect(&pod.ns)?;
+            let answer = connection.exchange(b"before kpx")?;
             let source = SocketAddr::new(n1.addrs.ip(family), port);
             ensure!(answer.source == source, "n2 sees {}", answer.source);
+            open.push(connection);
         }
     }
     let kpx = lab.kpx(&[])?;
     for family in Family::ALL {
         let node_port = SocketAddr::new(n1.addrs.ip(family), NODE_PORT + 1);
-        for _ in 0..DIALS {
-            let answer = Dial::new(Protocol::Udp, node_port).exchange(&x.ns, b"by kpx")?;
+        for (protocol, nth) in [Protocol::Tcp, Protocol::Udp]
+            .into_iter()
+            .flat_map(|protocol| (0..DIALS).map(move |nth| (protocol, nth)))
+        {
+            let answer = Dial::new(protocol, node_port)
+                .exchange(&x.ns, b"by kpx")
+                .with_context(|| format!("{protocol} {family}, dial {nth}"))?;
             ensure!(
                 !BEFORE.contains(&answer.source.port()),
-                "{family}: two connections are {}",
+                "{protocol} {family}: two connections are {}",
                 answer.source
             );
         }
+    }
+    for connection in &mut open {
+        connection.exchange(b"beside kpx")?;
     }
     kpx.stop()
 }
