@@ -20,6 +20,8 @@ const DEADLINE: Duration = Duration::from_secs(3);
 /// Half of the programs' table: more rows would evict those of the programs.
 const MAX_PORTS: usize = 16_384;
 
+const IN_USE: &str = "new flows may use source ports of masqueraded connections";
+
 /// Keeps the ports free. Only logs a failure: the node is served without.
 pub async fn keep(ports: &mut ForeignNatPorts) {
     let mut found = Vec::new();
@@ -29,24 +31,28 @@ pub async fn keep(ports: &mut ForeignNatPorts) {
     };
     let left_out = found.len().saturating_sub(MAX_PORTS);
     found.truncate(MAX_PORTS);
-    match listed.and_then(|()| write(ports, &found)) {
-        Err(error) if is_denied(&error) => debug!(
-            error = format!("{error:#}"),
-            "the kernel does not list its connections"
-        ),
-        Err(error) => warn!(
-            error = format!("{error:#}"),
-            "new flows may use source ports of masqueraded connections"
-        ),
-        Ok(()) if left_out > 0 => warn!(
-            kept = found.len(),
-            left_out, "new flows may use source ports of masqueraded connections"
-        ),
-        Ok(()) if found.is_empty() => {}
-        Ok(()) => info!(
-            kept = found.len(),
-            "source ports of masqueraded connections stay free"
-        ),
+    // A list in part is better than none.
+    let written = write(ports, &found);
+    match listed.and(written) {
+        Ok(()) => log(found.len(), left_out),
+        Err(error) => log_failure(&error),
+    }
+}
+
+fn log(kept: usize, left_out: usize) {
+    if left_out > 0 {
+        warn!(kept, left_out, "{IN_USE}");
+    } else if kept > 0 {
+        info!(kept, "source ports of masqueraded connections stay free");
+    }
+}
+
+fn log_failure(error: &anyhow::Error) {
+    let text = format!("{error:#}");
+    if is_denied(error) {
+        debug!(error = text, "the kernel does not list its connections");
+    } else {
+        warn!(error = text, "{IN_USE}");
     }
 }
 
