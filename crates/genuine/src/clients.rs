@@ -10,7 +10,6 @@ use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 use crate::command::output;
-use crate::network;
 use crate::state::State;
 
 /// A client: its network namespace, and the addresses that it dials.
@@ -41,13 +40,6 @@ pub(crate) fn outside(state: &State, targets: &[SocketAddr]) -> Result<Client> {
         namespace: format!("/proc/{}/root/run/netns/x", state.first()?).into(),
         targets: targets.to_vec(),
     })
-}
-
-/// Returns a port at both addresses of each node.
-pub(crate) fn at_nodes(state: &State, port: u16) -> Result<Vec<SocketAddr>> {
-    let nodes = network::nodes(u8::try_from(state.nodes.len())?);
-    let both = |node: &network::Node| [(node.ipv4, port).into(), (node.ipv6, port).into()];
-    Ok(nodes.iter().flat_map(both).collect())
 }
 
 /// Returns each node as a client.
