@@ -54,7 +54,7 @@ pub use step::{Sender, Signals, Step, is_settled, is_stream, step};
 /// The hook that looks up an entry of `FLOWS`.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Hook(u8);
+pub struct Hook(pub u8);
 
 impl Hook {
     pub const INGRESS: Self = Self(0);

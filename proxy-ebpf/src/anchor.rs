@@ -9,7 +9,6 @@ use crate::established::{self, Head};
 use crate::maps::{self, Memory};
 use crate::net::Net;
 use crate::outcome::Outcome;
-use crate::packet::Packet;
 use crate::redirect::Forward;
 use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, host, redirect, state_change, tcp};
@@ -66,13 +65,13 @@ fn is_within<A: Net>(skb: Skb, head: &Head<A>, mtu: u32) -> bool {
 }
 
 #[inline(always)]
-pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
-    let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     scratch
         .packet
         .parse(skb, LinkHeader::Ethernet, Hook::ANCHOR)?;
-    match host::send(skb, scratch, 0, decision) {
-        Err(Reason::NoFlow) if skb.came_in() && is_met_at_ingress(&scratch.packet) => {
+    match host::send::<A>(skb, 0, memory.lend()) {
+        Err(Reason::NoFlow) if skb.came_in() && is_met_at_ingress::<A>(memory) => {
             Err(Reason::Unhooked)
         }
         sent => sent,
@@ -84,6 +83,8 @@ pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
 /// If so, another program took ours off the device. The agent soon puts it back, and the client
 /// sends the packet again. A refusal would end the connection.
 #[inline(never)]
-fn is_met_at_ingress<A: Net>(packet: &Packet<A>) -> bool {
-    maps::is_flow(&packet.flow_key(Hook::INGRESS))
+fn is_met_at_ingress<A: Net>(memory: Memory) -> bool {
+    memory
+        .scratch::<A>()
+        .is_some_and(|(scratch, _)| maps::is_flow(&scratch.packet.flow_key(Hook::INGRESS)))
 }

@@ -9,10 +9,10 @@ use crate::skb::{LinkHeader, Skb};
 use crate::{Action, flow, foreign_nat, maps};
 
 #[inline(always)]
-pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action, Reason> {
+pub fn run<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {
     let noted = skb.packet_mark();
     skb.clear_packet_mark();
-    let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse(skb, link, Hook::EGRESS)?;
     let mark = skb.weigh(noted, scratch.packet.is_fragment());
     if mark.port_shows() {
@@ -22,18 +22,12 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<Action,
         skb.settle_packet_mark();
         return Err(Reason::NotOurs);
     }
-    let is_known = flow::follow(
-        skb,
-        &mut scratch.packet,
-        Hook::EGRESS,
-        mark,
-        &mut scratch.flow,
-        decision,
-    )?;
+    let is_known = flow::follow::<A>(skb, Hook::EGRESS, mark, memory.lend())?;
     // A packet that a hook has rewritten is no other program's.
-    if !is_known && (noted.is_translated() || !foreign_nat::meet(scratch)?) {
+    if !is_known && (noted.is_translated() || !foreign_nat::meet::<A>(memory.lend())?) {
         return Err(Reason::NotOurs);
     }
+    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
     let Scratch { packet, flow, .. } = scratch;
     match flow.kind.known() {
         Some(EntryKind::Snat | EntryKind::Dnat) => {

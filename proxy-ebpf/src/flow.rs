@@ -3,13 +3,13 @@
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{
-    Acked, Ahead, AtHook, EntryKind, Flow, Hook, Kind, LINGER_SECS, Proof, Seen, Sender, is_recent,
-    is_stream, step,
+    Acked, Ahead, AtHook, EntryKind, Flow, FlowKey, Hook, Kind, LINGER_SECS, Proof, Seen, Sender,
+    is_recent, is_stream, step,
 };
 use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
 
-use crate::maps::{self, DecisionMemory, Entry};
+use crate::maps::{self, Closing, DecisionMemory, Entry, Memory, Scratch};
 use crate::net::{At, Net, is_spoofed};
 use crate::packet::Packet;
 use crate::setting::timeouts;
@@ -28,48 +28,26 @@ use crate::{decide, select};
 /// A packet in another's name changes nothing: [`Reason::Spoofed`]. One of a flow that the agent has
 /// ended changes nothing either: [`Reason::BackendLost`].
 #[inline(always)]
-pub fn follow<A: Net>(
+pub fn follow<A: Net>(skb: Skb, hook: Hook, mark: PacketMark, _: Memory) -> Result<bool, Reason> {
+    let is_known = A::follow(skb, hook, mark).number()?;
+    Ok(is_known != 0)
+}
+
+/// Does what [`follow`] says, with the packet and the flow of the scratch.
+#[inline(always)]
+pub fn learn<A: Net>(
     skb: Skb,
-    packet: &mut Packet<A>,
     hook: Hook,
     mark: PacketMark,
-    flow: &mut Flow<A>,
-    decision: DecisionMemory,
+    memory: Memory,
 ) -> Result<bool, Reason> {
-    match learn(skb, packet, (hook, mark), flow, decision) {
-        Followed::Known => Ok(true),
-        Followed::Unknown => Ok(false),
-        Followed::Spoofed => Err(Reason::Spoofed),
-        Followed::Lost => Err(Reason::BackendLost),
-    }
-}
-
-/// The result of a packet's look for its flow, in a register.
-#[derive(Clone, Copy)]
-#[repr(u32)]
-enum Followed {
-    Unknown,
-    Known,
-    Spoofed,
-    /// The agent has ended the flow.
-    Lost,
-}
-
-/// Five arguments, one of them without size: Linux 7.3 counts those that BTF names, and refuses a
-/// sixth.
-#[inline(never)]
-fn learn<A: Net>(
-    skb: Skb,
-    packet: &mut Packet<A>,
-    (hook, mark): (Hook, PacketMark),
-    flow: &mut Flow<A>,
-    decision: DecisionMemory,
-) -> Followed {
+    let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    let Scratch { packet, flow, .. } = scratch;
     let Some(entry) = maps::flow(&packet.flow_key(hook), flow) else {
-        return Followed::Unknown;
+        return Ok(false);
     };
     let Some(kind) = flow.kind.known() else {
-        return Followed::Unknown;
+        return Ok(false);
     };
     let is_change = match kind {
         EntryKind::Dnat => {
@@ -111,22 +89,22 @@ fn learn<A: Net>(
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
     let needs_validation = is_given_back || is_change || flow.last_secs != maps::about_now_secs();
     if needs_validation && is_in_anothers_name(skb, packet, hook, mark, kind) {
-        return Followed::Spoofed;
+        return Err(Reason::Spoofed);
     }
     if kind == EntryKind::Undnat
         && !is_marked_otherwise(packet, mark, flow)
         && is_of_another_connection(packet, flow)
     {
         if flow.kind == Kind::DNAT {
-            close(flow, packet.proto);
+            close(&flow.opener_key(packet.proto));
         } else {
             note_clash(flow, packet.proto);
         }
-        return Followed::Unknown;
+        return Ok(false);
     }
     // Short ways do not ask: the agent has made the entry older, and no packet makes it younger.
     if flow.is_lost() && !packet.opens() {
-        return Followed::Lost;
+        return Err(Reason::BackendLost);
     }
     heed(&entry, packet, mark, flow, kind, decision)
 }
@@ -220,44 +198,44 @@ fn heed<A: Net>(
     flow: &Flow<A>,
     kind: EntryKind,
     decision: DecisionMemory,
-) -> Followed {
+) -> Result<bool, Reason> {
     match kind {
         EntryKind::Dnat => {
             let now_secs = maps::about_now_secs();
             if packet.opens() && flow.may_be_reused(packet.proto, now_secs, timeouts()) {
-                close(flow, packet.proto);
-                return Followed::Unknown;
+                close(&flow.opener_key(packet.proto));
+                return Ok(false);
             }
             if packet.opens() && flow.clashes() {
-                close(flow, packet.proto);
+                close(&flow.opener_key(packet.proto));
                 packet.port_taken = true;
-                return Followed::Unknown;
+                return Ok(false);
             }
             if packet.proto == Proto::UDP && has_moved(entry, flow, decision) {
                 maps::count(Event::FlowMoved);
-                close(flow, packet.proto);
-                return Followed::Unknown;
+                close(&flow.opener_key(packet.proto));
+                return Ok(false);
             }
             if select::leaves_silent(packet, flow) {
                 maps::count(Event::FlowMoved);
-                close(flow, packet.proto);
+                close(&flow.opener_key(packet.proto));
                 packet.moves = true;
-                return Followed::Unknown;
+                return Ok(false);
             }
             let end = original(entry, flow, packet, now_secs);
             // The backend would ignore it. Conntrack forgets a silent connection ten seconds after
             // a RST in its window.
             if end == End::Ignored && packet.resets() && flow.is_far() {
-                return Followed::Spoofed;
+                return Err(Reason::Spoofed);
             }
         }
-        EntryKind::Undnat if is_marked_otherwise(packet, mark, flow) => return Followed::Unknown,
-        EntryKind::Snat if !mark.source_changes() && !mark.is_lost() => return Followed::Unknown,
+        EntryKind::Undnat if is_marked_otherwise(packet, mark, flow) => return Ok(false),
+        EntryKind::Snat if !mark.source_changes() && !mark.is_lost() => return Ok(false),
         EntryKind::Undnat => reply(entry, flow, packet),
         // Both directions pass one of the above as well.
         EntryKind::Snat | EntryKind::Unsnat => {}
     }
-    Followed::Known
+    Ok(true)
 }
 
 /// Returns true if the flow's backend has ceased to serve its frontend. It is asked once for each
@@ -559,10 +537,20 @@ fn note_end<A: Net>(flow: &Flow<A>, before: u32, after: u32, proto: Proto) {
     }
 }
 
+/// Closes the flow that has this opener's key, if another program has not.
+#[inline(always)]
+pub fn close<A: Net>(opener: &FlowKey<A>) {
+    A::close(opener);
+}
+
 /// Removes all entries of a flow, the opener's last: the program that removes that one counts the
 /// flow.
-#[inline(never)]
-pub fn close<A: Net>(flow: &Flow<A>, proto: Proto) {
+#[inline(always)]
+pub fn remove_entries<A: Net>(Closing { opener, flow }: &mut Closing<A>) {
+    let proto = opener.proto();
+    if maps::flow(opener, flow).is_none() {
+        return;
+    }
     note_end(flow, Seen::is_over(flow.tx, flow.rx), 1, proto);
     // Two programs that close one flow give its share back twice, until the next sweep counts
     // again.

@@ -26,7 +26,7 @@ use proxy_common::frontend::FrontendKey;
 use crate::clock::now_secs;
 use crate::flow::close;
 use crate::maps::about_now_secs;
-use crate::maps::{self, Scratch};
+use crate::maps::{self, Memory, Scratch};
 use crate::net::Net;
 use crate::open;
 use crate::opening::{Opening, Source, Way};
@@ -84,9 +84,11 @@ fn is_low(port: u16) -> bool {
 /// Takes in a packet that leaves and belongs to no flow. True if it shall leave by `scratch.flow`,
 /// with another port.
 #[inline(always)]
-pub fn meet<A: Net>(scratch: &mut Scratch<A>) -> Result<bool, Reason> {
+pub fn meet<A: Net>(mut memory: Memory) -> Result<bool, Reason> {
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
     if remember(&scratch.packet, false) && is_taken(scratch) {
-        open::flow(scratch)?;
+        open::flow::<A>(memory.lend())?;
+        let (scratch, _) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
         // Its replies come in with another tuple now.
         forget(&scratch.packet);
         maps::count(Event::PortMoved);
@@ -161,10 +163,12 @@ fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
         return false;
     }
     let opener = other.opener_key(packet.proto);
-    if maps::flow(&opener, other).is_none()
-        || other.is_expired(packet.proto, now_secs(), timeouts())
-    {
-        close(other, packet.proto);
+    if maps::flow(&opener, other).is_none() {
+        maps::remove_flow(&replies);
+        return false;
+    }
+    if other.is_expired(packet.proto, now_secs(), timeouts()) {
+        close(&opener);
         return false;
     }
     let source = Source {

@@ -9,15 +9,16 @@ use aya_ebpf::bindings::__sk_buff;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::connect::PortsAndOutcome;
 use proxy_common::crc32c;
-use proxy_common::flow::FlowKey;
+use proxy_common::flow::{FlowKey, Hook};
 use proxy_common::share::PortAndShare;
 
 use crate::maps::{Memory, Moment};
 use crate::net::{self, At, Net};
 use crate::open::Draw;
+use crate::outcome::Outcome;
 use crate::ring::Ring;
-use crate::skb::Skb;
-use crate::{extension, fragment, ipv6, maps, open, redirect};
+use crate::skb::{PacketMark, Skb};
+use crate::{extension, flow, fragment, ipv6, maps, open, redirect};
 
 /// The number of no place: no ring has that many.
 pub const NO_PLACE: u32 = u32::MAX;
@@ -198,6 +199,33 @@ global_functions! {
         open::draw(FlowKey::<Addr6>::from_words([a, b, c, d, e]), Draw(e)).map_or(0, |port| port.get().into())
     }
 
+    /// Calls [`flow::learn`]; 0 if the packet has no flow.
+    fn kpx_follow4(skb: *mut __sk_buff, hook: u32, mark: u32) -> i32 {
+        let is_known = flow::learn::<Addr4>(Skb::from_ptr(skb), Hook(hook as u8), PacketMark(mark), memory());
+        Outcome::of_number(is_known.map(i32::from)).0
+    }
+
+    /// Calls [`open::claim_entries`]; 0, or a reason.
+    fn kpx_open4() -> i32 {
+        Outcome::of_number(open::claim_entries::<Addr4>(memory()).map(|()| 0)).0
+    }
+
+    /// Calls [`open::draw_port`]; 0 if there is none.
+    fn kpx_draw_port4(looks: u32) -> u32 {
+        open::draw_port::<Addr4>(looks != 0, memory()).into()
+    }
+
+    /// Calls [`open::claim`]; the number of a [`Claim`](open::Claim).
+    fn kpx_claim4() -> u32 {
+        open::claim::<Addr4>(memory()) as u32
+    }
+
+    /// Calls [`flow::remove_entries`] with the words of the opener's key; 0.
+    fn kpx_close4(a: u64, b: u64) -> u32 {
+        remove_entries(FlowKey::<Addr4>::from_words([a, b]));
+        0
+    }
+
     /// Calls [`open::half_open_place`]; [`NO_PLACE`] if there is none.
     fn kpx_place4() -> u32 {
         open::half_open_place::<Addr4>().unwrap_or(NO_PLACE)
@@ -248,6 +276,33 @@ global_functions! {
         forget_first::<Addr4>(ring, spares).into()
     }
 
+    /// Calls [`flow::learn`]; 0 if the packet has no flow.
+    fn kpx_follow6(skb: *mut __sk_buff, hook: u32, mark: u32) -> i32 {
+        let is_known = flow::learn::<Addr6>(Skb::from_ptr(skb), Hook(hook as u8), PacketMark(mark), memory());
+        Outcome::of_number(is_known.map(i32::from)).0
+    }
+
+    /// Calls [`open::claim_entries`]; 0, or a reason.
+    fn kpx_open6() -> i32 {
+        Outcome::of_number(open::claim_entries::<Addr6>(memory()).map(|()| 0)).0
+    }
+
+    /// Calls [`open::draw_port`]; 0 if there is none.
+    fn kpx_draw_port6(looks: u32) -> u32 {
+        open::draw_port::<Addr6>(looks != 0, memory()).into()
+    }
+
+    /// Calls [`open::claim`]; the number of a [`Claim`](open::Claim).
+    fn kpx_claim6() -> u32 {
+        open::claim::<Addr6>(memory()) as u32
+    }
+
+    /// Calls [`flow::remove_entries`] with the words of the opener's key; 0.
+    fn kpx_close6(a: u64, b: u64, c: u64, d: u64, e: u64) -> u32 {
+        remove_entries(FlowKey::<Addr6>::from_words([a, b, c, d, e]));
+        0
+    }
+
     /// Calls [`open::half_open_place`]; [`NO_PLACE`] if there is none.
     fn kpx_place6() -> u32 {
         open::half_open_place::<Addr6>().unwrap_or(NO_PLACE)
@@ -274,12 +329,22 @@ global_functions! {
     }
 }
 
-/// Takes the memory of the hook for a function of the fast path.
+/// Takes the memory of the hook again.
 #[inline(always)]
 fn memory() -> Memory<'static> {
-    // SAFETY: only the functions above call this, once each. `redirect` calls those, and has been
-    // lent the right of the hook for as long as they run.
+    // SAFETY: only the functions above call this, once each. Their callers in `redirect`, `flow`,
+    // `open` and `main` have been lent the right of the hook for as long as they run.
     unsafe { Memory::of_hook() }
+}
+
+#[inline(always)]
+fn remove_entries<A: Net>(opener: FlowKey<A>) {
+    // SAFETY: only the two functions above call this, for a family each, and hooks call those: they
+    // are tc programs. Neither calls itself.
+    if let Some(closing) = unsafe { maps::closing::<A>() } {
+        closing.opener = opener;
+        flow::remove_entries(closing);
+    }
 }
 
 #[inline(always)]

@@ -11,7 +11,7 @@ use proxy_common::flow::{CachedRoute, Flow, Hook, Term};
 use proxy_common::hook::PacketHook;
 use proxy_common::policy::Decision;
 
-use crate::maps::{DecisionMemory, Scratch};
+use crate::maps::{DecisionMemory, Memory, Scratch};
 use crate::net::{self, Net, NextHop};
 use crate::open;
 use crate::opening::{Opening, Source, Way};
@@ -25,24 +25,12 @@ pub const LO: u32 = 1;
 
 /// Sends a packet of the host's to the backend of its flow, which it may open, with these flags.
 #[inline(always)]
-pub fn send<A: Forward>(
-    skb: Skb,
-    scratch: &mut Scratch<A>,
-    flags: u8,
-    mut decision: DecisionMemory,
-) -> Result<Action, Reason> {
+pub fn send<A: Forward>(skb: Skb, flags: u8, mut memory: Memory) -> Result<Action, Reason> {
     let node = maps::node().ok_or(Reason::NoRoute)?;
-    if !flow::follow(
-        skb,
-        &mut scratch.packet,
-        Hook::ANCHOR,
-        PacketMark::NONE,
-        &mut scratch.flow,
-        decision.lend(),
-    )? {
-        open(skb, scratch, node, flags, decision.lend())?;
-        decide::remember(scratch, decision);
+    if !flow::follow::<A>(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())? {
+        open::<A>(skb, node, flags, memory.lend())?;
     }
+    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     let kept = if flags == 0 {
         link(skb, scratch, node)
     } else {
@@ -143,34 +131,25 @@ pub fn leave(skb: Skb, next_hop: NextHop) -> Result<Action, Reason> {
 }
 
 #[inline(always)]
-fn open<A: Net>(
-    skb: Skb,
-    scratch: &mut Scratch<A>,
-    node: &Node,
-    flags: u8,
-    mut decision: DecisionMemory,
-) -> Result<(), Reason> {
+fn open<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Result<(), Reason> {
+    let (scratch, decision) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let opened =
-        choose(skb, scratch, node, flags, decision.lend()).and_then(|()| open::flow(scratch));
+    let chosen = choose(skb, scratch, node, flags, decision);
+    let opened = chosen.and_then(|()| open::flow::<A>(memory.lend()));
+    let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     let on_lo = flags & Flow::<A>::HOST_FRONTEND != 0;
+    let hook = if on_lo {
+        PacketHook::Lo
+    } else {
+        PacketHook::Anchor
+    };
     match opened {
-        Ok(()) if on_lo => monitor::decided(
-            skb,
-            PacketHook::Lo,
-            &scratch.packet,
-            &scratch.flow,
-            decision,
-        ),
-        Ok(()) => monitor::decided(
-            skb,
-            PacketHook::Anchor,
-            &scratch.packet,
-            &scratch.flow,
-            decision,
-        ),
+        Ok(()) => {
+            monitor::decided(skb, hook, &scratch.packet, &scratch.flow, decision.lend());
+            decide::remember(scratch, decision);
+        }
         Err(reason) if on_lo => decide::refused::<A>(reason.verdict(), decision),
         Err(reason) => decide::refused::<A>(reason.verdict_at_anchor(), decision),
     }

@@ -115,8 +115,8 @@ pub fn is_hidden_by_tags(skb: Skb) -> bool {
 
 /// Reads the packet, and finds its flow.
 #[inline(always)]
-fn look_up<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<bool, Reason> {
-    let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+fn look_up<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<bool, Reason> {
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     if let Err(reason) = scratch.packet.parse(skb, link, Hook::INGRESS) {
         return Err(if A::is_hidden_and_spoofed(skb, link) {
             Reason::Spoofed
@@ -127,14 +127,8 @@ fn look_up<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Result<bool, R
     if skb.is_seen_before() {
         return Err(Reason::SeenBefore);
     }
-    let is_known = flow::follow(
-        skb,
-        &mut scratch.packet,
-        Hook::INGRESS,
-        PacketMark::NONE,
-        &mut scratch.flow,
-        decision,
-    )?;
+    let is_known = flow::follow::<A>(skb, Hook::INGRESS, PacketMark::NONE, memory.lend())?;
+    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     if !is_known && speaks_for_node(&scratch.packet) {
         return Err(Reason::Spoofed);
     }
@@ -161,8 +155,8 @@ fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     if chosen.is_ok() && redirect::opens_flows() {
         redirect::find_way::<A>(skb, memory.lend());
     }
+    let opened = chosen.and_then(|()| open::flow::<A>(memory.lend()));
     let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
-    let opened = chosen.and_then(|()| open::flow(scratch));
     match opened {
         Ok(()) => {
             monitor::decided(

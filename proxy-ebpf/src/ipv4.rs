@@ -5,7 +5,7 @@ use proxy_common::addr::{Addr4, Port, Proto, SockAddr};
 use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
-use proxy_common::flow::FlowKey;
+use proxy_common::flow::{FlowKey, Hook};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::share::{PortAndShare, Register};
 
@@ -13,9 +13,10 @@ use crate::established::{self, Head};
 use crate::maps::Moment;
 use crate::net::{self, At, FragmentPart, Header, Net, fold, sum};
 use crate::open::Draw;
+use crate::outcome::Outcome;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;
-use crate::skb::{ETH_LEN, LinkHeader, Skb};
+use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, global_fn};
 
 /// The offset of the checksum in the header.
@@ -286,6 +287,32 @@ impl Net for Addr4 {
     #[inline(always)]
     fn is_stub_for_service(skb: Skb) -> bool {
         global_fn::kpx_stub4(skb.as_ptr()) != 0
+    }
+
+    #[inline(always)]
+    fn follow(skb: Skb, hook: Hook, mark: PacketMark) -> Outcome {
+        Outcome(global_fn::kpx_follow4(skb.as_ptr(), hook.0.into(), mark.0))
+    }
+
+    #[inline(always)]
+    fn open() -> Outcome {
+        Outcome(global_fn::kpx_open4())
+    }
+
+    #[inline(always)]
+    fn draw_port(looks: bool) -> bool {
+        global_fn::kpx_draw_port4(looks.into()) != 0
+    }
+
+    #[inline(always)]
+    fn claim() -> u32 {
+        global_fn::kpx_claim4()
+    }
+
+    #[inline(always)]
+    fn close(opener: &FlowKey<Self>) {
+        let [a, b] = opener.words();
+        global_fn::kpx_close4(a, b);
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@ use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup 
 use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
 use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
-use proxy_common::flow::FlowKey;
+use proxy_common::flow::{FlowKey, Hook};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::share::{PortAndShare, Register};
 
@@ -13,9 +13,10 @@ use crate::extension::ExtHeaders;
 use crate::maps::{Moment, again};
 use crate::net::{self, At, FragmentPart, Header, Net, diff, sum};
 use crate::open::Draw;
+use crate::outcome::Outcome;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;
-use crate::skb::{ETH_LEN, LinkHeader, Skb};
+use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, global_fn, redirect};
 
 /// RFC 8200 §3.
@@ -326,6 +327,32 @@ impl Net for Addr6 {
     #[inline(always)]
     fn is_stub_for_service(skb: Skb) -> bool {
         global_fn::kpx_stub6(skb.as_ptr()) != 0
+    }
+
+    #[inline(always)]
+    fn follow(skb: Skb, hook: Hook, mark: PacketMark) -> Outcome {
+        Outcome(global_fn::kpx_follow6(skb.as_ptr(), hook.0.into(), mark.0))
+    }
+
+    #[inline(always)]
+    fn open() -> Outcome {
+        Outcome(global_fn::kpx_open6())
+    }
+
+    #[inline(always)]
+    fn draw_port(looks: bool) -> bool {
+        global_fn::kpx_draw_port6(looks.into()) != 0
+    }
+
+    #[inline(always)]
+    fn claim() -> u32 {
+        global_fn::kpx_claim6()
+    }
+
+    #[inline(always)]
+    fn close(opener: &FlowKey<Self>) {
+        let [a, b, c, d, e] = opener.words();
+        global_fn::kpx_close6(a, b, c, d, e);
     }
 
     #[inline(always)]

@@ -15,22 +15,16 @@ use crate::skb::Skb;
 use crate::{Action, flow, host};
 
 #[inline(always)]
-pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
+pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
     let mark = skb.packet_mark();
     skb.clear_packet_mark();
-    let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
     scratch.packet.parse_within_host(skb, Hook::EGRESS)?;
     if is_of_no_service(&scratch.packet.dst.addr) {
         return Err(Reason::NotUnicast);
     }
-    if flow::follow(
-        skb,
-        &mut scratch.packet,
-        Hook::EGRESS,
-        mark,
-        &mut scratch.flow,
-        decision.lend(),
-    )? {
+    if flow::follow::<A>(skb, Hook::EGRESS, mark, memory.lend())? {
+        let (scratch, _) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
         // Another program's connection leaves with another port by a device only. Here its peer is
         // this host, which takes the packet as it is.
         if scratch.flow.has(Flow::<A>::FOREIGN_NAT) {
@@ -41,7 +35,7 @@ pub fn run<A: Forward>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     if maps::node().is_some_and(|node| node.has(Node::HOST)) {
         return Err(Reason::NotOurs);
     }
-    host::send(skb, scratch, Flow::<A>::HOST_FRONTEND, decision)
+    host::send::<A>(skb, Flow::<A>::HOST_FRONTEND, memory)
 }
 
 /// Returns true for a loopback address at which no node ports are served.

@@ -65,7 +65,7 @@ pub use half_open::{dequeue, enqueue, free_place, is_full, set_place};
 pub use liberal::{liberal_since, offer};
 use live::{Find, Live};
 use memory::Room;
-pub use memory::{DecisionMemory, Eviction, Memory, Scratch, again, eviction};
+pub use memory::{Closing, DecisionMemory, Eviction, Memory, Scratch, again, closing, eviction};
 pub use monitor::{is_watched, monitor};
 pub use senders::{Moment, is_kept as is_sender, keep as keep_sender};
 pub use services::{service_closed, service_opened, service_refused};

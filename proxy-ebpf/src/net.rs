@@ -14,7 +14,7 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node};
-use proxy_common::flow::FlowKey;
+use proxy_common::flow::{FlowKey, Hook};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::share::Register;
 
@@ -22,10 +22,11 @@ use crate::Action;
 use crate::established::Head;
 use crate::maps::{self, Maps, Moment};
 use crate::open::Draw;
+use crate::outcome::Outcome;
 use crate::reject::Exit;
 use crate::ring::Ring;
 use crate::setting::ZERO;
-use crate::skb::{LinkHeader, Skb};
+use crate::skb::{LinkHeader, PacketMark, Skb};
 
 pub use crate::checksum::{NO_DIFF, UNREAD, diff, diff_words, fold, is_seed, sum};
 pub use crate::fragment::FragmentPart;
@@ -128,6 +129,16 @@ pub trait Net: Addr + Maps {
     /// us alone, and has a false name.
     fn is_hidden_and_spoofed(skb: Skb, link: LinkHeader) -> bool;
 
+    /// Calls [`flow::learn`](crate::flow::learn).
+    fn follow(skb: Skb, hook: Hook, mark: PacketMark) -> Outcome;
+    /// Calls [`open::claim_entries`](crate::open::claim_entries).
+    fn open() -> Outcome;
+    /// Calls [`open::draw_port`](crate::open::draw_port).
+    fn draw_port(looks: bool) -> bool;
+    /// Calls [`open::claim`](crate::open::claim).
+    fn claim() -> u32;
+    /// Calls [`flow::remove_entries`](crate::flow::remove_entries).
+    fn close(opener: &FlowKey<Self>);
     /// Calls [`open::half_open_place`](crate::open::half_open_place).
     fn half_open_place() -> Option<u32>;
     /// Calls [`open::make_room`](crate::open::make_room).

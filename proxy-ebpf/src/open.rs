@@ -13,9 +13,9 @@ use proxy_common::share::Register;
 
 use crate::clock::{in_secs, now_ns, now_secs};
 use crate::flow::{close, remove};
-use crate::maps::{self, Eviction, Refused, Scratch};
+use crate::maps::{self, Eviction, Memory, Refused, Scratch};
 use crate::net::Net;
-use crate::opening::{Opening, Way};
+use crate::opening::Opening;
 use crate::packet::Packet;
 use crate::random::below;
 use crate::ring::Ring;
@@ -39,12 +39,46 @@ const FORGET_TRIES: u32 = 16;
 
 /// Opens a flow: claims a source port by making the entries that must be unique. The opener's entry
 /// comes last, so that no packet of the flow can come back before its reply entries stand.
-#[inline(never)]
-pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
+#[inline(always)]
+pub fn flow<A: Net>(_: Memory) -> Result<(), Reason> {
+    A::open().number()?;
+    Ok(())
+}
+
+/// Does what [`flow`] says, for the packet and the opening of the scratch.
+#[inline(always)]
+pub fn claim_entries<A: Net>(mut memory: Memory) -> Result<(), Reason> {
+    let keeps_port = begin::<A>(memory.lend())?;
+    let mut claimed = if keeps_port || has_drawn_port::<A>(false, memory.lend()) {
+        try_claim::<A>(memory.lend())
+    } else {
+        Claim::Taken
+    };
+    // Another flow has the port. A second draw looks before it takes one. If it finds none, the
+    // port of before is made free.
+    if claimed == Claim::Taken
+        && (has_drawn_port::<A>(true, memory.lend()) || evict::<A>(memory.lend()))
+    {
+        claimed = try_claim::<A>(memory.lend());
+    }
+    if claimed == Claim::Full && A::make_room() {
+        claimed = if keeps_port || has_drawn_port::<A>(true, memory.lend()) {
+            try_claim::<A>(memory.lend())
+        } else {
+            Claim::Taken
+        };
+    }
+    conclude::<A>(claimed, memory)
+}
+
+/// Makes the flow in the scratch, and gives it its place among those that wait for an answer.
+/// Returns true if it keeps its client's port.
+#[inline(always)]
+fn begin<A: Net>(memory: Memory) -> Result<bool, Reason> {
+    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     let Scratch {
         packet,
         flow,
-        other,
         opening,
         ..
     } = scratch;
@@ -80,28 +114,7 @@ pub fn flow<A: Net>(scratch: &mut Scratch<A>) -> Result<(), Reason> {
     if !enqueue(flow, packet.proto) {
         return Err(Reason::FlowsFull);
     }
-    let proto = packet.proto;
-    let way = &opening.way;
-    let mut claimed = if keeps_port || draw_port(flow, proto, false) {
-        claim(flow, packet, way)
-    } else {
-        Claim::Taken
-    };
-    // Another flow has the port. A second draw looks before it takes one. If it finds none, the
-    // port of before is made free.
-    if claimed == Claim::Taken && (draw_port(flow, proto, true) || evict(flow, other, proto)) {
-        claimed = claim(flow, packet, way);
-    }
-    if claimed == Claim::Full && A::make_room() {
-        // The first try may have left the opener's count.
-        flow.passed = Passed::NOTHING;
-        claimed = if keeps_port || draw_port(flow, proto, true) {
-            claim(flow, packet, way)
-        } else {
-            Claim::Taken
-        };
-    }
-    conclude(flow, proto, claimed)
+    Ok(keeps_port)
 }
 
 /// Puts a flow that does not exist yet at the end of this CPU's ring. Returns false if there is no
@@ -192,7 +205,7 @@ pub fn forget_first<A: Net>(
     } else if !is_evictable(flow, key.proto()) {
         return false;
     }
-    close(flow, key.proto());
+    close(key);
     true
 }
 
@@ -224,7 +237,10 @@ fn is_evictable<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
 
 /// Counts a flow that has its entries.
 #[inline(never)]
-fn conclude<A: Net>(flow: &mut Flow<A>, proto: Proto, claimed: Claim) -> Result<(), Reason> {
+fn conclude<A: Net>(claimed: Claim, memory: Memory) -> Result<(), Reason> {
+    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    let Scratch { packet, flow, .. } = scratch;
+    let proto = packet.proto;
     match claimed {
         Claim::Made => {
             maps::count(Event::FlowOpened);
@@ -247,10 +263,21 @@ fn conclude<A: Net>(flow: &mut Flow<A>, proto: Proto, claimed: Claim) -> Result<
     }
 }
 
-/// Gives `flow` a source port at random. One that `looks` returns false if all that it tries are
-/// other flows'.
-#[inline(never)]
-fn draw_port<A: Net>(flow: &mut Flow<A>, proto: Proto, looks: bool) -> bool {
+/// Calls [`draw_port`].
+#[inline(always)]
+fn has_drawn_port<A: Net>(looks: bool, _: Memory) -> bool {
+    A::draw_port(looks)
+}
+
+/// Gives the flow in the scratch a source port at random. One that `looks` returns false if all that
+/// it tries are other flows'.
+#[inline(always)]
+pub fn draw_port<A: Net>(looks: bool, memory: Memory) -> bool {
+    let Some((scratch, _)) = memory.scratch::<A>() else {
+        return false;
+    };
+    let Scratch { packet, flow, .. } = scratch;
+    let proto = packet.proto;
     let is_clients = flow.is_snat_on_devices() || flow.has(Flow::<A>::FOREIGN_NAT);
     let replies = if flow.is_snat_on_devices() {
         flow.key_as(Kind::UNSNAT, proto)
@@ -329,7 +356,7 @@ const CLIENT_PORTS: u32 = CLIENT_PORT_LAST as u32 + 1 - CLIENT_PORT_FIRST as u32
 /// The result of a claim, in a register.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-enum Claim {
+pub enum Claim {
     Made,
     /// Another flow has this source port.
     Taken,
@@ -338,13 +365,38 @@ enum Claim {
     Full,
 }
 
+impl Claim {
+    #[inline(always)]
+    fn of(number: u32) -> Self {
+        const MADE: u32 = Claim::Made as u32;
+        const TAKEN: u32 = Claim::Taken as u32;
+        const OPENED: u32 = Claim::Opened as u32;
+        match number {
+            MADE => Self::Made,
+            TAKEN => Self::Taken,
+            OPENED => Self::Opened,
+            _ => Self::Full,
+        }
+    }
+}
+
 /// Makes room for `flow` where an expired flow has its tuple, before the agent has swept it, or
 /// half-open. True if so.
 ///
 /// Not at every try: where few ports are taken, it is better to leave those alone that a backend
 /// may still remember.
 #[inline(never)]
-fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
+fn evict<A: Net>(memory: Memory) -> bool {
+    let Some((scratch, _)) = memory.scratch::<A>() else {
+        return false;
+    };
+    let Scratch {
+        packet,
+        flow,
+        other: old,
+        ..
+    } = scratch;
+    let proto = packet.proto;
     // Another client's flow is in the way only where both show the node's address.
     let is_taken = holder(flow, Kind::UNDNAT, old, proto)
         || flow.is_snat_on_devices() && holder(flow, Kind::UNSNAT, old, proto);
@@ -361,7 +413,7 @@ fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
         }
         maps::count(Event::FlowForgotten);
     }
-    close(old, proto);
+    close(&opener);
     true
 }
 
@@ -371,7 +423,7 @@ fn evict<A: Net>(flow: &Flow<A>, old: &mut Flow<A>, proto: Proto) -> bool {
 pub fn end_if_silent<A: Net>(flow: &Flow<A>, proto: Proto) {
     if flow.is_half_open(proto) && !is_recent(flow.idle_secs(now_secs())) {
         maps::count(Event::FlowForgotten);
-        close(flow, proto);
+        close(&flow.opener_key(proto));
     }
 }
 
@@ -392,11 +444,28 @@ fn holder<A: Net>(flow: &Flow<A>, kind: Kind, old: &mut Flow<A>, proto: Proto) -
     maps::flow(&flow.key_as(kind, proto), old).is_some()
 }
 
-/// Makes all entries of `flow`, or none.
-#[inline(never)]
-fn claim<A: Net>(flow: &mut Flow<A>, packet: &Packet<A>, way: &Way) -> Claim {
+/// Calls [`claim`].
+#[inline(always)]
+fn try_claim<A: Net>(_: Memory) -> Claim {
+    Claim::of(A::claim())
+}
+
+/// Makes all entries of the flow in the scratch, or none.
+#[inline(always)]
+pub fn claim<A: Net>(memory: Memory) -> Claim {
+    let Some((scratch, _)) = memory.scratch::<A>() else {
+        return Claim::Full;
+    };
+    let Scratch {
+        packet,
+        flow,
+        opening,
+        ..
+    } = scratch;
+    let way = &opening.way;
     let proto = packet.proto;
     let snat = flow.is_snat_on_devices();
+    flow.passed = Passed::NOTHING;
     flow.set_cached_route(way.reply);
     let mut claimed = put(flow, Kind::UNDNAT, proto);
     if claimed != Claim::Made {

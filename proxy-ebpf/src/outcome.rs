@@ -37,8 +37,14 @@ impl Outcome {
 
     #[inline(always)]
     pub fn new(result: Result<Action, Reason>) -> Self {
+        Self::of_number(result.map(|Action(action)| action))
+    }
+
+    /// Returns a small number, or a reason.
+    #[inline(always)]
+    pub fn of_number(result: Result<i32, Reason>) -> Self {
         match result {
-            Ok(Action(action)) => Self(action),
+            Ok(number) => Self(number),
             Err(reason) => Self(Self::REASONS + reason as i32),
         }
     }
@@ -79,12 +85,17 @@ impl Outcome {
 
     #[inline(always)]
     pub fn result(self) -> Result<Action, Reason> {
+        self.number().map(Action)
+    }
+
+    #[inline(always)]
+    pub fn number(self) -> Result<i32, Reason> {
         if self.0 < Self::REASONS {
-            return Ok(Action(self.0));
+            return Ok(self.0);
         }
         // A mask, which the verifier follows however the compiler arranges the rest.
         const MASK: i32 = REASON_AT.len() as i32 - 1;
         const { assert!(Self::REASONS & MASK == 0 && REASON_AT.len().is_power_of_two()) };
-        REASON_AT[(self.0 & MASK) as usize].map_or(Ok(Action(self.0)), Err)
+        REASON_AT[(self.0 & MASK) as usize].map_or(Ok(self.0), Err)
     }
 }

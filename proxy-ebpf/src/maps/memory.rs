@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use proxy_common::addr::Addr;
-use proxy_common::flow::Flow;
+use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::frontend::Service;
 use proxy_common::half_open::Place;
 use proxy_common::policy::Decision;
@@ -35,12 +35,21 @@ pub struct Room<A: Addr> {
     scratch: Scratch<A>,
     /// Borrowed beside the scratch, which the hook holds meanwhile.
     eviction: Eviction<A>,
+    /// Borrowed beside both.
+    closing: Closing<A>,
 }
 
 /// The first flow of a half-open ring, while it is given up.
 #[derive(Clone, Copy)]
 pub struct Eviction<A: Addr> {
     pub place: Place<A>,
+    pub flow: Flow<A>,
+}
+
+/// A flow while it is closed. Its key is here as well: the stack is short of room there.
+#[derive(Clone, Copy)]
+pub struct Closing<A: Addr> {
+    pub opener: FlowKey<A>,
     pub flow: Flow<A>,
 }
 
@@ -124,4 +133,17 @@ pub unsafe fn eviction<'run, A: Net>() -> Option<&'run mut Eviction<A>> {
     let Live(room) = A::MAPS.rooms.find(&0)?;
     // SAFETY: the slot is this CPU's own, and its caller promises to be alone with this part of it.
     Some(unsafe { &mut (*room).eviction })
+}
+
+/// Borrows the room for the flow that is closed.
+///
+/// # Safety
+///
+/// The caller is the one function that closes flows, and it does not call itself. Only tc programs
+/// call it, and the kernel runs one of those at a time on a CPU.
+#[inline(always)]
+pub unsafe fn closing<'run, A: Net>() -> Option<&'run mut Closing<A>> {
+    let Live(room) = A::MAPS.rooms.find(&0)?;
+    // SAFETY: the slot is this CPU's own, and its caller promises to be alone with this part of it.
+    Some(unsafe { &mut (*room).closing })
 }

@@ -16,7 +16,7 @@ const LOST: u32 = 1 << 1;
 /// packet of another flow, for which a later hook must not take it. The bits are set only on
 /// rewritten packets: they survive decapsulation, and no hook has seen the packet inside a tunnel.
 #[derive(Clone, Copy)]
-pub struct PacketMark(pub(super) u32);
+pub struct PacketMark(pub u32);
 
 impl PacketMark {
     /// No hook has rewritten the packet.
