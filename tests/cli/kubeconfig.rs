@@ -3,7 +3,6 @@
 use std::fs;
 use std::os::unix::fs::chown;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
@@ -75,7 +74,7 @@ fn a_kubeconfig_that_cannot_be_used_is_named_and_nothing_is_touched() -> Result<
             &["read folder /nofolder", "No such file"],
         ),
     ];
-    wait_until(Duration::from_secs(10), "the devices are up", || {
+    wait_until(DEADLINE, "the devices are up", || {
         Ok(!state(&ns)?.contains("LOWERLAYERDOWN"))
     })?;
     let before = state(&ns)?;

@@ -20,10 +20,7 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use proxy_datapath::BPF_DIR;
 
-use crate::agent::wait_until;
-
-/// The time limit for delayed effects in the kernel.
-const DEADLINE: Duration = Duration::from_secs(10);
+use crate::agent::{DEADLINE, wait_until};
 
 /// The time limit for a connection to a server in another namespace.
 const CONNECT: Duration = Duration::from_secs(5);

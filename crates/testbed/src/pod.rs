@@ -14,7 +14,6 @@ use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use caps::CapSet;
@@ -31,10 +30,9 @@ pub use self::exec::Inside;
 pub use self::kubelet::Kubelets;
 use self::seccomp::apply_default_profile;
 use self::security::{capabilities, user};
-use crate::agent::{self, binary, wait_until};
+use crate::agent::{self, DEADLINE, binary, wait_until};
 use crate::lab::{Host, Lab, Node};
 
-const DEADLINE: Duration = Duration::from_secs(20);
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The mount point of the BPF file system.
 const BPF_FS: &str = "/sys/fs/bpf";

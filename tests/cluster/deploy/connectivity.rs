@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -22,6 +23,10 @@ use crate::deploy::plugin::Nodes;
 /// server.
 const CLOSED: u16 = 18_481;
 const NODE_PORT: u16 = 30_000;
+
+/// The time that a run may take. It waits for pods, asks each case of each client, and lets broken
+/// cases run into their own time limits.
+const RUN_DEADLINE: Duration = DEADLINE.saturating_mul(2);
 
 /// The output and the exit status of a run.
 struct Ended {
@@ -56,7 +61,7 @@ impl Test<'_> {
     /// Plays the kubelets until the command ends.
     fn wait(&mut self, mut child: Child) -> Result<Ended> {
         let mut status = None;
-        wait_until(DEADLINE, "the test ends", || {
+        wait_until(RUN_DEADLINE, "the test ends", || {
             self.kubelets.sync(&self.cluster.api())?;
             status = child.try_wait()?;
             Ok(status.is_some())

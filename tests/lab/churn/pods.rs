@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::unistd::Pid;
@@ -15,9 +14,6 @@ use crate::churn::fixture::{Fixture, PROMPT, is_hooked};
 
 const ROUNDS: usize = 4;
 const PODS: usize = 250;
-
-/// The timeout for all programs of one round on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(30);
 
 #[test]
 fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
@@ -48,9 +44,9 @@ fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
             )?;
         }
         fixture.node().ip(&lines)?;
-        wait_until(DEADLINE, "all pods are known", || Ok(pods()? == 3 + PODS))?;
+        wait_until(PROMPT, "all pods are known", || Ok(pods()? == 3 + PODS))?;
         let last = format!("veth{round}x{}", PODS - 1);
-        wait_until(DEADLINE, "the last has its programs", || {
+        wait_until(PROMPT, "the last has its programs", || {
             is_hooked(fixture.node(), "tcx", &last)
         })?;
         for connection in &mut kept {
@@ -59,7 +55,7 @@ fn a_thousand_pods_leave_nothing_behind() -> Result<()> {
                 .context("while pods come")?;
         }
         drop(ns); // All devices go with their namespace.
-        wait_until(DEADLINE, "all pods are forgotten", || Ok(pods()? == 3))?;
+        wait_until(PROMPT, "all pods are forgotten", || Ok(pods()? == 3))?;
         for connection in &mut kept {
             connection
                 .exchange(b"while pods go")

@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use aya::maps::{HashMap, Map, MapData};
@@ -16,7 +15,7 @@ use proxy_common::counter::Reason;
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::names::{INGRESS, IPV4, IPV6, LO};
 use proxy_trace::report::{Origin, Trace, Verdict};
-use testbed::agent::{Agent, Cluster, Service, wait_until};
+use testbed::agent::{Agent, Cluster, DEADLINE, Service, wait_until};
 use testbed::echo::{Dial, Fault, Protocol, Servers};
 use testbed::lab::{Family, Host, Lab, Layout};
 
@@ -24,8 +23,6 @@ use crate::trace::{kpx, trace_command};
 
 const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
-/// The time from a change of a device to the agent's report.
-const PROMPT: Duration = Duration::from_secs(5);
 
 #[test]
 fn trace_predicts_packets() -> Result<()> {
@@ -214,7 +211,7 @@ fn a_pod_with_a_network(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Resul
     let from = lab.host("p1a").addrs.v4.to_string();
     let role = |wanted: &str| {
         wait_until(
-            PROMPT,
+            DEADLINE,
             &format!("p1a's device counts as a {wanted}"),
             || {
                 let status = agent.status()?;
