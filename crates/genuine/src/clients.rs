@@ -4,12 +4,14 @@ use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 use crate::command::output;
+use crate::network;
 use crate::state::State;
 
 /// A client: its network namespace, and the addresses that it dials.
@@ -30,6 +32,28 @@ impl Client {
     }
 }
 
+/// Does the work of all clients at the same time, each in its namespace. Returns the results in the
+/// order of the clients, or the first client's error.
+pub(crate) fn in_each<T: Send>(
+    clients: &[Client],
+    work: impl Fn(&Client) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let work = &|client: &Client| {
+        client.enter()?;
+        work(client)
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = clients
+            .iter()
+            .map(|client| scope.spawn(move || work(client)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?)
+            .collect()
+    })
+}
+
 /// The name of the client outside the cluster.
 pub(crate) const OUTSIDE: &str = "x";
 
@@ -40,6 +64,13 @@ pub(crate) fn outside(state: &State, targets: &[SocketAddr]) -> Result<Client> {
         namespace: format!("/proc/{}/root/run/netns/x", state.first()?).into(),
         targets: targets.to_vec(),
     })
+}
+
+/// Returns a port at both addresses of each node.
+pub(crate) fn at_nodes(state: &State, port: u16) -> Result<Vec<SocketAddr>> {
+    let nodes = network::nodes(u8::try_from(state.nodes.len())?);
+    let both = |node: &network::Node| [(node.ipv4, port).into(), (node.ipv6, port).into()];
+    Ok(nodes.iter().flat_map(both).collect())
 }
 
 /// Returns each node as a client.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use clap::Args;
 
-use crate::clients::{Client, OUTSIDE};
+use crate::clients::{self, Client, OUTSIDE};
 use crate::command::output;
 use crate::network::DNS;
 use crate::parts::Parts;
@@ -49,18 +49,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let ended = AtomicBool::new(false);
     let failures = thread::scope(|scope| {
         let churn = scope.spawn(|| churn(&state, &ended));
-        let askers: Vec<_> = clients
-            .iter()
-            .map(|client| scope.spawn(|| ask(client, each)))
-            .collect();
-        let mut failures = BTreeMap::new();
-        for asker in askers {
-            let asked = asker.join().map_err(|_| anyhow!("a client panicked"))??;
-            for (what, number) in asked {
-                *failures.entry(what).or_insert(0) += number;
-            }
-        }
+        let asked = clients::in_each(&clients, |client| ask(client, each));
         ended.store(true, Ordering::Relaxed);
+        let mut failures = BTreeMap::new();
+        for (what, number) in asked?.into_iter().flatten() {
+            *failures.entry(what).or_insert(0) += number;
+        }
         let changes = churn.join().map_err(|_| anyhow!("the churn panicked"))??;
         println!("CoreDNS changed its number of pods {changes} times");
         Ok::<_, anyhow::Error>(failures)
@@ -108,7 +102,6 @@ fn churn(state: &State, ended: &AtomicBool) -> Result<u32> {
 
 /// Asks over UDP and TCP in turn. Returns the numbers of failures by kind.
 fn ask(client: &Client, number: u32) -> Result<BTreeMap<String, u32>> {
-    client.enter()?;
     let mut failures = BTreeMap::new();
     for nth in 0..number {
         let target = client.targets[0];

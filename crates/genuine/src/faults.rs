@@ -1,7 +1,6 @@
 //! Failures of the control plane while clients use a Service.
 
 use std::fs;
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use clap::Args;
 
 use crate::command::output;
 use crate::init::held;
-use crate::load::{Load, Run, reaches};
+use crate::load::{Run, reach};
 use crate::parts::Parts;
 use crate::state::{State, dir};
 use crate::up::until;
@@ -32,11 +31,9 @@ const ETCD_AT: &str = "--endpoints=http://127.0.0.1:2379";
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let state = State::running()?;
     let parts = Parts::of(&state);
-    let clients = web::start(&state, &parts)?;
-    let load = Load::start(&clients, options.load.held, options.load.rate)?;
-    let mut run = Run::new(load);
-    let result = steps(&state, &parts, &mut run);
-    run.finish(result)
+    web::under_load(&state, &parts, &options.load, |run| {
+        steps(&state, &parts, run)
+    })
 }
 
 fn steps(state: &State, parts: &Parts, run: &mut Run) -> Result<()> {
@@ -103,18 +100,9 @@ fn change(state: &State, number: u16) -> Result<()> {
     until("the API server takes a Service", || {
         crate::addons::apply_text(state, "web-again", &manifest)
     })?;
-    let nodes = crate::network::nodes(u8::try_from(state.nodes.len())?);
-    let targets: Vec<_> = nodes
-        .iter()
-        .flat_map(|node| {
-            [
-                SocketAddr::from((node.ipv4, port)),
-                SocketAddr::from((node.ipv6, port)),
-            ]
-        })
-        .collect();
-    let client = clients::outside(state, &targets)?;
+    let targets = clients::at_nodes(state, port)?;
+    let client = [clients::outside(state, &targets)?];
     until(&format!("port {port} of each node answers"), || {
-        reaches(&client)
+        reach(&client)
     })
 }

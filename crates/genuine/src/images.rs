@@ -1,4 +1,4 @@
-//! Container images, made from this machine's programs and the genuine parts: no registry is asked.
+//! Container images, made from this machine's programs and the genuine parts, without a registry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -74,7 +74,7 @@ pub(crate) fn archive(parts: &Parts, to: &Path) -> Result<()> {
             .iter()
             .find(|name| name.contains(part))
             .cloned()
-            .with_context(|| format!("kubeadm wants no image {part}"))
+            .with_context(|| format!("kubeadm lists no image {part}"))
     };
     let mut archive = Archive::new(to)?;
     let base = archive.layer(base()?)?;
@@ -131,7 +131,7 @@ pub(crate) fn pause(parts: &Parts) -> Result<String> {
     kubeadm_images(parts)?
         .into_iter()
         .find(|name| name.contains("/pause:"))
-        .context("kubeadm wants no image of pause")
+        .context("kubeadm lists no image of pause")
 }
 
 /// Returns a name of agnhost's image.

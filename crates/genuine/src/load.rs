@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use crate::clients::Client;
-use crate::up::until;
+use crate::clients::{Client, in_each};
 
 /// The time limit for an answer. A lost SYN or datagram is a failure for its client; TCP sends a lost
 /// segment of an open connection again.
@@ -49,41 +48,37 @@ pub(crate) struct Load {
     threads: Vec<JoinHandle<Result<()>>>,
 }
 
-/// The work of a client's thread, until the flag is set.
-type Work = fn(&Client, &Seen, &AtomicBool, u32) -> Result<()>;
+/// The connections that a client keeps open, with their targets.
+type Held = Vec<(SocketAddr, TcpStream)>;
 
 impl Load {
     /// Starts clients that hold `held` connections each, and dial `rate` times a second each.
     pub(crate) fn start(clients: &[Client], held: u32, rate: u32) -> Result<Self> {
+        let open = in_each(clients, |client| open(client, held))?;
         let seen = Arc::new(Seen::default());
         let released = Arc::new(AtomicBool::new(false));
         let ended = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
-        for client in clients {
-            let mut spawn = |work: Work, ended: &Arc<AtomicBool>, number| {
-                let (client, seen, ended) = (client.clone(), Arc::clone(&seen), Arc::clone(ended));
-                threads.push(thread::spawn(move || {
-                    client.enter()?;
-                    work(&client, &seen, &ended, number)
-                }));
-            };
-            spawn(hold, &released, held);
-            spawn(dial, &ended, rate);
+        for (client, open) in clients.iter().zip(open) {
+            seen.held.fetch_add(open.len() as u64, Ordering::Relaxed);
+            let (holder, dialer) = (client.clone(), client.clone());
+            let (of_holder, of_dialer) = (Arc::clone(&seen), Arc::clone(&seen));
+            let (released, ended) = (Arc::clone(&released), Arc::clone(&ended));
+            threads.push(thread::spawn(move || {
+                hold(&holder, &of_holder, &released, open);
+                Ok(())
+            }));
+            threads.push(thread::spawn(move || {
+                dialer.enter()?;
+                dial(&dialer, &of_dialer, &ended, rate)
+            }));
         }
-        let load = Self {
+        Ok(Self {
             seen,
             released,
             ended,
             threads,
-        };
-        let all = u64::try_from(clients.len())? * u64::from(held);
-        until("all connections are open", || {
-            let open = load.seen.held.load(Ordering::Relaxed);
-            ensure!(open == all, "{open} of {all} are open");
-            Ok(())
-        })?;
-        load.counts();
-        Ok(load)
+        })
     }
 
     /// Returns the counts since the last call.
@@ -122,19 +117,25 @@ impl Seen {
     }
 }
 
-/// Keeps connections open, with an exchange on each about every second.
-fn hold(client: &Client, seen: &Seen, ended: &AtomicBool, number: u32) -> Result<()> {
-    let mut open = Vec::new();
-    for target in client.targets.iter().cycle().take(number as usize) {
-        let stream = TcpStream::connect_timeout(target, ANSWER)
-            .with_context(|| format!("{} opens a connection to {target}", client.name))?;
-        stream.set_read_timeout(Some(ANSWER_HELD))?;
-        stream.set_nodelay(true)?;
-        open.push((*target, stream));
-    }
+/// Opens a client's connections, in turn to each of its targets.
+fn open(client: &Client, number: u32) -> Result<Held> {
+    let targets = client.targets.iter().cycle().take(number as usize);
+    let open: Held = targets
+        .map(|target| {
+            let stream = TcpStream::connect_timeout(target, ANSWER)
+                .with_context(|| format!("{} opens a connection to {target}", client.name))?;
+            stream.set_read_timeout(Some(ANSWER_HELD))?;
+            stream.set_nodelay(true)?;
+            Ok((*target, stream))
+        })
+        .collect::<Result<_>>()?;
     ensure!(!open.is_empty(), "{} has no target", client.name);
-    seen.held.fetch_add(open.len() as u64, Ordering::Relaxed);
-    let pause = Duration::from_secs(1) / number;
+    Ok(open)
+}
+
+/// Keeps connections open, with an exchange on each about every second.
+fn hold(client: &Client, seen: &Seen, ended: &AtomicBool, mut open: Held) {
+    let pause = Duration::from_secs(1) / u32::try_from(open.len()).unwrap_or(u32::MAX);
     while !ended.load(Ordering::Relaxed) {
         open.retain_mut(|(target, stream)| {
             thread::sleep(pause);
@@ -156,7 +157,6 @@ fn hold(client: &Client, seen: &Seen, ended: &AtomicBool, number: u32) -> Result
         }
     }
     seen.held.fetch_sub(open.len() as u64, Ordering::Relaxed);
-    Ok(())
 }
 
 /// Opens connections, and sends datagrams from new ports.
@@ -238,23 +238,20 @@ fn is_whole(answer: &[u8]) -> bool {
     length.is_some_and(|length: usize| body.len() >= length)
 }
 
-/// Checks that a client gets an answer from each of its targets.
-pub(crate) fn reaches(client: &Client) -> Result<()> {
-    thread::scope(|scope| {
-        let dialer = scope.spawn(|| {
-            client.enter()?;
-            for target in &client.targets {
-                TcpStream::connect_timeout(target, ANSWER)
-                    .and_then(|mut stream| {
-                        stream.set_read_timeout(Some(ANSWER))?;
-                        exchange(&mut stream)
-                    })
-                    .with_context(|| format!("{} dials {target}", client.name))?;
-            }
-            Ok(())
-        });
-        dialer.join().map_err(|_| anyhow!("a client panicked"))?
+/// Checks that each client gets an answer from each of its targets.
+pub(crate) fn reach(clients: &[Client]) -> Result<()> {
+    in_each(clients, |client| {
+        for target in &client.targets {
+            TcpStream::connect_timeout(target, ANSWER)
+                .and_then(|mut stream| {
+                    stream.set_read_timeout(Some(ANSWER))?;
+                    exchange(&mut stream)
+                })
+                .with_context(|| format!("{} dials {target}", client.name))?;
+        }
+        Ok(())
     })
+    .map(drop)
 }
 
 /// Steps of an operator under a load, and their results as lines.

@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::addons::deploy;
 use crate::command::output;
-use crate::load::{Load, Run};
+use crate::load::Run;
 use crate::parts::Parts;
 use crate::state::State;
 use crate::up::until_within;
@@ -36,11 +36,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     for node in &state.nodes {
         output(&mut nodes::import(&parts, node, &options.image))?;
     }
-    let clients = web::start(&state, &parts)?;
-    let load = Load::start(&clients, options.load.held, options.load.rate)?;
-    let mut run = Run::new(load);
-    let result = steps(&state, &parts, &mut run);
-    run.finish(result)
+    web::under_load(&state, &parts, &options.load, |run| {
+        steps(&state, &parts, run)
+    })
 }
 
 fn steps(state: &State, parts: &Parts, run: &mut Run) -> Result<()> {

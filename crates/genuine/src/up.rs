@@ -217,7 +217,7 @@ fn start(
     }
     let plan = Plan {
         setup: include_str!("scripts/machine.sh").to_owned(),
-        variables: variables.into_iter().collect::<BTreeMap<_, _>>(),
+        variables,
         programs,
         ready: dir().join("ready"),
         forward: Some(SocketAddr::from((CONTROL4, API_PORT))),

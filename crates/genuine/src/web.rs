@@ -1,6 +1,7 @@
 //! A Service with backends on each node, and its clients.
 
 use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -10,8 +11,10 @@ use crate::addons::apply_text;
 use crate::clients::{self, Client};
 use crate::command::output;
 use crate::images;
+use crate::load::{Load, Run, reach};
 use crate::parts::Parts;
 use crate::state::State;
+use crate::up::until;
 
 const NAMESPACE: &str = "kpx-web";
 const NODE_PORT: u16 = 30080;
@@ -25,6 +28,19 @@ pub(crate) struct LoadOptions {
     /// The number of new connections and datagrams of each client in a second
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rate: u32,
+}
+
+/// Runs the steps while clients of the Service keep connections open and open new ones.
+pub(crate) fn under_load(
+    state: &State,
+    parts: &Parts,
+    options: &LoadOptions,
+    steps: impl FnOnce(&mut Run) -> Result<()>,
+) -> Result<ExitCode> {
+    let clients = start(state, parts)?;
+    let mut run = Run::new(Load::start(&clients, options.held, options.rate)?);
+    let result = steps(&mut run);
+    run.finish(result)
 }
 
 /// Makes the Service. Returns a pod of each node, each node, and the machine outside as its clients.
@@ -51,19 +67,12 @@ pub(crate) fn start(state: &State, parts: &Parts) -> Result<Vec<Client>> {
         let ip: IpAddr = ip.as_str().context("a ClusterIP")?.parse()?;
         cluster_ips.push(SocketAddr::from((ip, 80)));
     }
-    let nodes = crate::network::nodes(u8::try_from(state.nodes.len())?);
-    let node_ports: Vec<_> = nodes
-        .iter()
-        .flat_map(|node| {
-            [
-                SocketAddr::from((node.ipv4, NODE_PORT)),
-                SocketAddr::from((node.ipv6, NODE_PORT)),
-            ]
-        })
-        .collect();
+    let node_ports = clients::at_nodes(state, NODE_PORT)?;
     let inside = [cluster_ips, node_ports.clone()].concat();
     let mut all = vec![clients::outside(state, &node_ports)?];
     all.extend(clients::pods(state, NAMESPACE, "app=client", &inside)?);
     all.extend(clients::nodes(state, &inside)?);
+    // A proxy serves a new Service some time after its pods are ready: kube-proxy syncs once a second.
+    until("each client reaches the Service", || reach(&all))?;
     Ok(all)
 }
