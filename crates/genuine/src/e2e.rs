@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -11,7 +10,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::parts;
+use crate::outcomes;
 use crate::state::{State, admin_inside, dir};
 
 #[derive(Args)]
@@ -81,9 +80,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         "no test ran ({status}): see {}",
         log.display()
     );
-    outcomes.write(&state)?;
+    // A run of some tests leaves the outcomes of the others.
+    let mut all: Outcomes = outcomes::own(&state, "e2e")?;
+    all.0.extend(outcomes.0.clone());
+    outcomes::write(&state, "e2e", &all)?;
     print!("{}", outcomes.text());
-    for (proxy, others) in Outcomes::of_others(&state)? {
+    for (proxy, others) in outcomes::of_others::<Outcomes>(&state, "e2e")? {
         print!("{}", outcomes.against(&proxy, &others));
     }
     Ok(if status.success() && outcomes.failed().count() == 0 {
@@ -155,52 +157,6 @@ impl Outcomes {
         }
         text
     }
-
-    fn write(&self, state: &State) -> Result<()> {
-        let path = folder(state)?.join(format!("{}.json", state.proxy));
-        let mut all = if path.exists() {
-            read(&path)?
-        } else {
-            Self::default()
-        };
-        all.0.extend(self.0.clone());
-        fs::write(&path, serde_json::to_vec_pretty(&all)?)
-            .with_context(|| format!("write {}", path.display()))
-    }
-
-    fn of_others(state: &State) -> Result<Vec<(String, Self)>> {
-        let mut all = Vec::new();
-        for entry in fs::read_dir(folder(state)?).context("read the earlier outcomes")? {
-            let path = entry.context("read the earlier outcomes")?.path();
-            let name = path
-                .file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            if name != state.proxy {
-                all.push((name, read(&path)?));
-            }
-        }
-        all.sort_by(|(a, _), (b, _)| a.cmp(b));
-        Ok(all)
-    }
-}
-
-fn read(path: &Path) -> Result<Outcomes> {
-    let text = fs::read(path).with_context(|| format!("read {}", path.display()))?;
-    serde_json::from_slice(&text).with_context(|| format!("read {}", path.display()))
-}
-
-/// Returns the folder of outcomes in clusters of this shape.
-fn folder(state: &State) -> Result<PathBuf> {
-    let folder = parts::cache()?.join("outcomes").join(format!(
-        "{}-{}-{}-nodes",
-        state.kubernetes,
-        state.cni,
-        state.nodes.len()
-    ));
-    fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
-    Ok(folder)
 }
 
 /// Returns a test's name and outcome; `None` for tests that the filters leave out, and for the steps

@@ -169,7 +169,7 @@ fn dial(client: &Client, seen: &Seen, ended: &AtomicBool, rate: u32) -> Result<(
         let started = Instant::now();
         let is_datagram = is_datagram(number, client.targets.len());
         let answered = if is_datagram {
-            exchange_datagram(*target)
+            datagram(*target, b"hostname", ANSWER).map(drop)
         } else {
             TcpStream::connect_timeout(target, ANSWER).and_then(|mut stream| {
                 stream.set_read_timeout(Some(ANSWER))?;
@@ -192,17 +192,20 @@ fn dial(client: &Client, seen: &Seen, ended: &AtomicBool, rate: u32) -> Result<(
     Ok(())
 }
 
-fn exchange_datagram(target: SocketAddr) -> io::Result<()> {
+/// Sends a datagram from a new port. Returns the answer.
+pub(crate) fn datagram(target: SocketAddr, text: &[u8], limit: Duration) -> io::Result<String> {
     let any: SocketAddr = if target.is_ipv4() {
         ([0, 0, 0, 0], 0).into()
     } else {
         (Ipv6Addr::UNSPECIFIED, 0).into()
     };
     let socket = UdpSocket::bind(any)?;
-    socket.set_read_timeout(Some(ANSWER))?;
+    socket.set_read_timeout(Some(limit))?;
     socket.connect(target)?;
-    socket.send(b"hostname")?;
-    socket.recv(&mut [0; 512]).map(drop)
+    socket.send(text)?;
+    let mut answer = [0; 512];
+    let length = socket.recv(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
 }
 
 /// Returns true if a dial is a datagram: each fifth of each target.

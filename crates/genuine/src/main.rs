@@ -11,9 +11,11 @@ mod faults;
 mod images;
 mod init;
 mod load;
+mod matrix;
 mod migration;
 mod network;
 mod nodes;
+mod outcomes;
 mod parts;
 mod state;
 mod up;
@@ -68,6 +70,9 @@ enum Command {
     E2e(e2e::Options),
     /// Migrate from kube-proxy to kpx and back under load, and count what clients lose
     Migration(migration::Options),
+    /// Ask each kind of Service from each kind of client, and compare the answers with those of other
+    /// proxies
+    Matrix(matrix::Options),
     /// Ask CoreDNS through its ClusterIP while its pods come and go, and count lost answers
     Dns(dns::Options),
     /// Kill the API server and etcd, and restore an older snapshot, while clients use a Service
@@ -102,6 +107,7 @@ fn run(command: Command) -> Result<ExitCode> {
         }
         Command::E2e(options) => return e2e::run(&options),
         Command::Migration(options) => return migration::run(&options),
+        Command::Matrix(options) => return matrix::run(&options),
         Command::Dns(options) => return dns::run(&options),
         Command::Faults(options) => return faults::run(&options),
         Command::Init { plan } => init::run(&plan)?,

@@ -1,7 +1,7 @@
 //! The cluster's addresses. The control plane, the nodes and their pods have both families.
 
 use std::fmt::Write as _;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub(crate) const CONTROL4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 pub(crate) const CONTROL6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 1);
@@ -10,9 +10,16 @@ pub(crate) const SERVICES: &str = "10.96.0.0/16,fd00:10:96::/112";
 pub(crate) const PODS: &str = "10.244.0.0/16,fd00:10:244::/48";
 pub(crate) const DNS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 
+/// The client outside.
+pub(crate) const OUTSIDE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(172, 31, 0, 2)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x172, 0x31, 0, 0, 0, 0, 2)),
+];
+
 /// A node's name, addresses and networks of pods.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
+    pub(crate) number: u8,
     pub(crate) name: String,
     pub(crate) ipv4: Ipv4Addr,
     pub(crate) ipv6: Ipv6Addr,
@@ -24,6 +31,7 @@ impl Node {
     fn new(number: u8) -> Self {
         let host = 10 + number;
         Self {
+            number,
             name: format!("n{number}"),
             ipv4: Ipv4Addr::new(172, 30, 0, host),
             // Both addresses end in the same digits.
@@ -31,6 +39,15 @@ impl Node {
             pods4: format!("10.244.{number}.0/24"),
             pods6: format!("fd00:10:244:{number}::/64"),
         }
+    }
+
+    /// Returns the node's addresses in its networks of pods.
+    pub(crate) fn gateways(&self) -> [IpAddr; 2] {
+        let ipv6 = [0xfd00, 0x10, 0x244, self.number.into(), 0, 0, 0, 1];
+        [
+            Ipv4Addr::new(10, 244, self.number, 1).into(),
+            Ipv6Addr::from(ipv6).into(),
+        ]
     }
 }
 
@@ -43,6 +60,7 @@ pub(crate) fn table(nodes: &[Node]) -> String {
     let mut table = String::new();
     for node in nodes {
         let Node {
+            number: _,
             name,
             ipv4,
             ipv6,
