@@ -45,14 +45,14 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
         cluster.env("KPX_GO", go()?);
     }
     if needs.image {
-        // The image takes minutes, and `up` fails beside a running cluster.
+        // The image takes minutes, and `up` and `test` fail beside a running cluster.
         let mut running = shell::as_root(&program)?;
         let is_running = running
             .arg("kubeconfig")
             .output()
             .context("run kpx-cluster")?;
         ensure!(
-            args[0] != "up" || !is_running.status.success(),
+            args[0] == "migration" || !is_running.status.success(),
             "a cluster is running: `cargo xtask cluster down` stops it"
         );
         cluster.arg("--image").arg(dist::image()?);
@@ -88,9 +88,13 @@ impl Needs {
             .and_then(|arg| arg.to_str())
             .unwrap_or_default();
         let helps = args.iter().any(|arg| arg == "-h" || arg == "--help");
-        let runs_kpx = command == "migration" || command == "up" && !has(&["kube-proxy"]);
+        // The tests of kube-proxy migrate to kpx.
+        let runs_kpx = match command {
+            "migration" | "test" => true,
+            _ => command == "up" && !has(&["kube-proxy"]),
+        };
         Self {
-            tools: ["parts", "up", "migration"].contains(&command) && !helps,
+            tools: ["parts", "up", "migration", "test"].contains(&command) && !helps,
             image: runs_kpx && !helps && !has(&["--image"]),
         }
     }
@@ -193,6 +197,7 @@ mod tests {
             ("up -h", false, false),
             ("migration", true, true),
             ("migration --help", false, false),
+            ("test --proxy kube-proxy-nftables", true, true),
             ("parts", true, false),
             ("down", false, false),
             ("kubectl get pods", false, false),

@@ -18,6 +18,8 @@ mod nodes;
 mod outcomes;
 mod parts;
 mod state;
+mod test;
+mod tools;
 mod up;
 mod web;
 
@@ -65,6 +67,9 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<OsString>,
     },
+    /// Start a cluster, run all tests that fit its proxy, and stop it; a test that this commit has run
+    /// keeps its result
+    Test(test::Options),
     /// Run Kubernetes' own network tests against the cluster, and compare the outcomes with those of
     /// other proxies
     E2e(e2e::Options),
@@ -75,6 +80,8 @@ enum Command {
     Matrix(matrix::Options),
     /// Ask CoreDNS through its ClusterIP while its pods come and go, and count lost answers
     Dns(dns::Options),
+    /// Run the commands of `kubectl kpx` from the client outside, and `kpx check` on each node
+    Tools,
     /// Kill the API server and etcd, and restore an older snapshot, while clients use a Service
     Faults(faults::Options),
     /// The first process of a process namespace: sets it up, and keeps its programs running
@@ -105,10 +112,12 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Exec { host, command } => {
             return state::State::running()?.exec_of_user(&host, &command);
         }
+        Command::Test(options) => return test::run(&options),
         Command::E2e(options) => return e2e::run(&options),
         Command::Migration(options) => return migration::run(&options),
         Command::Matrix(options) => return matrix::run(&options),
         Command::Dns(options) => return dns::run(&options),
+        Command::Tools => return tools::run(),
         Command::Faults(options) => return faults::run(&options),
         Command::Init { plan } => init::run(&plan)?,
     }

@@ -83,12 +83,6 @@ fn start(state: &State, nodes: &[Node], kinds: &[Kind]) -> Result<()> {
             "--timeout=60s",
         ],
     )?;
-    for node in nodes {
-        for (network, gateway) in objects::routes(node) {
-            let mut ip = state.enter("control", "ip")?;
-            output(ip.args(["route", "replace", &network, "via", &gateway]))?;
-        }
-    }
     for kind in kinds.iter().rev() {
         let status = kind.status(nodes).to_string();
         let patch = [

@@ -25,6 +25,9 @@ pub(crate) struct Node {
     pub(crate) ipv6: Ipv6Addr,
     pub(crate) pods4: String,
     pub(crate) pods6: String,
+    /// The networks of Services' addresses that packets from outside reach by way of this node.
+    pub(crate) virtual4: String,
+    pub(crate) virtual6: String,
 }
 
 impl Node {
@@ -38,6 +41,8 @@ impl Node {
             ipv6: Ipv6Addr::new(0xfd00, 0x172, 0x30, 0, 0, 0, 0, 0x10 + u16::from(number)),
             pods4: format!("10.244.{number}.0/24"),
             pods6: format!("fd00:10:244:{number}::/64"),
+            virtual4: format!("172.29.{number}.0/24"),
+            virtual6: format!("fd00:172:29:{number}::/64"),
         }
     }
 
@@ -55,7 +60,7 @@ pub(crate) fn nodes(count: u8) -> Vec<Node> {
     (1..=count).map(Node::new).collect()
 }
 
-/// Returns a line `NAME IPV4 IPV6 PODS4 PODS6` for each node, for the scripts.
+/// Returns a line `NAME IPV4 IPV6 PODS4 PODS6 VIRTUAL4 VIRTUAL6` for each node, for the scripts.
 pub(crate) fn table(nodes: &[Node]) -> String {
     let mut table = String::new();
     for node in nodes {
@@ -66,8 +71,13 @@ pub(crate) fn table(nodes: &[Node]) -> String {
             ipv6,
             pods4,
             pods6,
+            virtual4,
+            virtual6,
         } = node;
-        let _ = writeln!(table, "{name} {ipv4} {ipv6} {pods4} {pods6}");
+        let _ = writeln!(
+            table,
+            "{name} {ipv4} {ipv6} {pods4} {pods6} {virtual4} {virtual6}"
+        );
     }
     table.trim_end().to_owned()
 }
@@ -80,8 +90,8 @@ mod tests {
     fn table_has_a_line_for_each_node() {
         assert_eq!(
             table(&nodes(2)),
-            "n1 172.30.0.11 fd00:172:30::11 10.244.1.0/24 fd00:10:244:1::/64\n\
-             n2 172.30.0.12 fd00:172:30::12 10.244.2.0/24 fd00:10:244:2::/64"
+            "n1 172.30.0.11 fd00:172:30::11 10.244.1.0/24 fd00:10:244:1::/64 172.29.1.0/24 fd00:172:29:1::/64\n\
+             n2 172.30.0.12 fd00:172:30::12 10.244.2.0/24 fd00:10:244:2::/64 172.29.2.0/24 fd00:172:29:2::/64"
         );
     }
 }

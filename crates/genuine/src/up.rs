@@ -26,20 +26,20 @@ use crate::{addons, control_plane, images, network, nodes, parts};
 #[derive(Args)]
 pub(crate) struct Options {
     /// The number of nodes
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=9))]
-    nodes: u8,
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub(crate) nodes: u8,
     /// The plugin that connects pods
     #[arg(long, value_enum, default_value_t = Cni::Bridge)]
-    cni: Cni,
+    pub(crate) cni: Cni,
     /// What serves Services
     #[arg(long, value_enum, default_value_t = Proxy::Kpx)]
-    proxy: Proxy,
+    pub(crate) proxy: Proxy,
     /// The minor version of Kubernetes
     #[arg(long, default_value = parts::DEFAULT_KUBERNETES)]
-    kubernetes: String,
+    pub(crate) kubernetes: String,
     /// An archive with kpx's image, as `cargo xtask dist` makes it
     #[arg(long)]
-    image: Option<PathBuf>,
+    pub(crate) image: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -297,7 +297,7 @@ fn sysctls() -> BTreeMap<PathBuf, String> {
 }
 
 /// Returns the value on the command line.
-fn name_of(value: impl ValueEnum) -> String {
+pub(crate) fn name_of(value: impl ValueEnum) -> String {
     value
         .to_possible_value()
         .map(|value| value.get_name().to_owned())

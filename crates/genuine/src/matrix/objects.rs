@@ -129,15 +129,6 @@ impl Kind {
     }
 }
 
-/// Returns the networks of a node's virtual addresses, with their gateways.
-pub(crate) fn routes(node: &Node) -> [(String, String); 2] {
-    let number = node.number;
-    [
-        (format!("172.29.{number}.0/24"), node.ipv4.to_string()),
-        (format!("fd00:172:29:{number}::/64"), node.ipv6.to_string()),
-    ]
-}
-
 /// Returns all objects as a list.
 pub(crate) fn manifest(parts: &Parts, nodes: &[Node], kinds: &[Kind]) -> Result<Value> {
     let image = images::agnhost(parts)?;

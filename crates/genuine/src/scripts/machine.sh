@@ -32,10 +32,12 @@ route add default via $3
 route add default via $5
 END
 }
-echo "$NODES" | while read -r name ip4 ip6 pods4 pods6; do
+echo "$NODES" | while read -r name ip4 ip6 pods4 pods6 virtual4 virtual6; do
     connect "$name"
     ip link set "$name" master br0
     address "$name" "$ip4/24" "$CONTROL4" "$ip6/64" "$CONTROL6"
+    ip route add "$virtual4" via "$ip4"
+    ip -6 route add "$virtual6" via "$ip6"
     if [ "$ROUTES" = yes ]; then
         ip route add "$pods4" via "$ip4"
         ip -6 route add "$pods6" via "$ip6"

@@ -65,7 +65,7 @@ printf '127.0.0.1 localhost\n::1 localhost\n' > /etc/hosts
 echo 1 > /proc/sys/net/ipv4/ip_forward
 echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
 if [ "$ROUTES" = yes ]; then
-    echo "$NODES" | while read -r name ip4 ip6 pods4 pods6; do
+    echo "$NODES" | while read -r name ip4 ip6 pods4 pods6 _; do
         if [ "$name" != "$NODE" ]; then
             ip route replace "$pods4" via "$ip4"
             ip -6 route replace "$pods6" via "$ip6"
