@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
@@ -19,6 +19,9 @@ const ANSWER: Duration = Duration::from_millis(900);
 const ANSWER_HELD: Duration = Duration::from_secs(5);
 const REQUEST: &[u8] = b"GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n";
 
+/// The failures by client, target and kind: their number, and the time of the first.
+type Failures = BTreeMap<String, (u64, SystemTime)>;
+
 /// What happened to all clients so far.
 #[derive(Debug, Default)]
 struct Seen {
@@ -26,8 +29,7 @@ struct Seen {
     dials: AtomicU64,
     exchanges: AtomicU64,
     slowest_micros: AtomicU64,
-    /// The number of each failure: client, target, kind.
-    failures: Mutex<BTreeMap<String, u64>>,
+    failures: Mutex<Failures>,
 }
 
 /// A step's counts.
@@ -37,7 +39,7 @@ struct Counts {
     dials: u64,
     exchanges: u64,
     slowest: Duration,
-    failures: BTreeMap<String, u64>,
+    failures: Failures,
 }
 
 pub(crate) struct Load {
@@ -108,12 +110,8 @@ impl Load {
 impl Seen {
     fn failed(&self, client: &Client, target: SocketAddr, what: &str, error: &io::Error) {
         let key = format!("{what} from {} to {target}: {error}", client.name);
-        *self
-            .failures
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry(key)
-            .or_default() += 1;
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.entry(key).or_insert((0, SystemTime::now())).0 += 1;
     }
 }
 
@@ -291,7 +289,7 @@ impl Run {
         let result = work();
         thread::sleep(Duration::from_secs(3));
         let counts = self.load.counts();
-        let failures: u64 = counts.failures.values().sum();
+        let failures: u64 = counts.failures.values().map(|(number, _)| number).sum();
         println!(
             "{name}: {:.0} s, {} open, {} exchanges on them, {} new, slowest {} ms, {failures} failed",
             started.elapsed().as_secs_f64(),
@@ -300,12 +298,27 @@ impl Run {
             counts.dials,
             counts.slowest.as_millis(),
         );
-        for (what, number) in &counts.failures {
-            println!("    {number} x {what}");
+        for (what, (number, first)) in &counts.failures {
+            println!("    {number} x {what}, first at {}", time_of_day(*first));
         }
         self.failed += failures;
         result.with_context(|| name.to_owned())
     }
+}
+
+/// Returns the time of day in UTC, as a capture shows it.
+fn time_of_day(time: SystemTime) -> String {
+    let since = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let seconds = since.as_secs() % 86_400;
+    format!(
+        "{:02}:{:02}:{:02}.{:03}",
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60,
+        since.subsec_millis()
+    )
 }
 
 #[cfg(test)]
@@ -320,6 +333,12 @@ mod tests {
                 assert_eq!(dials.filter(|is| *is).count(), 20, "{target} of {targets}");
             }
         }
+    }
+
+    #[test]
+    fn time_of_day_has_milliseconds() {
+        let time = SystemTime::UNIX_EPOCH + Duration::from_millis(86_400_000 + 3_723_004);
+        assert_eq!(time_of_day(time), "01:02:03.004");
     }
 
     #[test]
