@@ -36,6 +36,13 @@ pub(crate) struct Options {
 /// The time in which the proxy and kube-router take the last object.
 const SETTLE: Duration = Duration::from_secs(5);
 
+/// The sysctls that let a node refuse each packet.
+const REFUSALS: [&str; 3] = [
+    "net.ipv4.icmp_ratelimit=0",
+    "net.ipv4.icmp_msgs_per_sec=1000000",
+    "net.ipv6.icmp.ratelimit=0",
+];
+
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let state = State::running()?;
     let nodes = network::nodes(u8::try_from(state.nodes.len())?);
@@ -83,6 +90,15 @@ fn start(state: &State, nodes: &[Node], kinds: &[Kind]) -> Result<()> {
             "--timeout=60s",
         ],
     )?;
+    if kinds.iter().any(Kind::is_guarded) {
+        // kube-router leaves the addresses of pods out that come later.
+        addons::apply_text(state, "policy", &objects::policy().to_string())?;
+    }
+    for node in &state.nodes {
+        // The kernel limits the refusals of a second.
+        let mut sysctl = state.enter(node, "sysctl")?;
+        output(sysctl.args(["-q", "-w"]).args(REFUSALS))?;
+    }
     for kind in kinds.iter().rev() {
         let status = kind.status(nodes).to_string();
         let patch = [

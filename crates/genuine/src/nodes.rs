@@ -171,14 +171,14 @@ fn cni_config(node: &Node, cni: Cni) -> Value {
         "ranges": [[{ "subnet": node.pods4 }], [{ "subnet": node.pods6 }]],
         "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
     });
+    let bridge = |name: &str| {
+        json!({
+            "type": "bridge", "bridge": name, "isGateway": true, "hairpinMode": true, "ipam": ipam,
+        })
+    };
     let main = match cni {
-        Cni::Bridge => json!({
-            "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, "ipam": ipam,
-        }),
-        Cni::KubeRouter => json!({
-            "type": "bridge", "bridge": "kube-bridge", "isDefaultGateway": true, "hairpinMode": true,
-            "ipam": ipam,
-        }),
+        Cni::Bridge => bridge("cni0"),
+        Cni::KubeRouter => bridge("kube-bridge"),
         Cni::Ptp => json!({ "type": "ptp", "ipam": ipam }),
     };
     let portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
@@ -195,14 +195,13 @@ pub(crate) fn patch(node: &Node) -> Value {
 }
 
 /// Returns the variables of the scripts.
-pub(crate) fn variables(parts: &Parts, nodes: &[Node], routes: bool) -> BTreeMap<String, String> {
+pub(crate) fn variables(parts: &Parts, nodes: &[Node]) -> BTreeMap<String, String> {
     [
         ("STATE", dir().display().to_string()),
         ("PARTS", parts.dir().display().to_string()),
         ("CONTROL4", CONTROL4.to_string()),
         ("CONTROL6", crate::network::CONTROL6.to_string()),
         ("NODES", crate::network::table(nodes)),
-        ("ROUTES", if routes { "yes" } else { "no" }.to_owned()),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into()

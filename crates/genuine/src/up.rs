@@ -48,7 +48,7 @@ pub(crate) enum Cni {
     Bridge,
     /// The plugin `ptp`, and routes between the nodes
     Ptp,
-    /// The plugin `bridge`; kube-router adds the routes, and enforces network policies
+    /// The plugin `bridge`; kube-router announces the IPv4 routes, and enforces network policies
     KubeRouter,
 }
 
@@ -203,7 +203,7 @@ fn start(
     nodes: &[network::Node],
     listener: TcpListener,
 ) -> Result<State> {
-    let variables = nodes::variables(parts, nodes, options.cni != Cni::KubeRouter);
+    let variables = nodes::variables(parts, nodes);
     let pause = images::pause(parts)?;
     let mut programs = control_plane::programs(parts);
     for node in nodes {

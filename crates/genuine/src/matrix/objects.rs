@@ -71,6 +71,11 @@ pub(crate) fn kinds(policies: bool) -> Vec<Kind> {
 }
 
 impl Kind {
+    /// Returns true for the kinds that a network policy guards.
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.backends == "guarded"
+    }
+
     pub(crate) fn node_port(&self) -> u16 {
         FIRST_NODE_PORT + u16::from(self.number)
     }
@@ -129,7 +134,20 @@ impl Kind {
     }
 }
 
-/// Returns all objects as a list.
+/// Returns the policy of the guarded backend: one client enters.
+pub(crate) fn policy() -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "name": "guarded", "namespace": NAMESPACE },
+        "spec": {
+            "podSelector": { "matchLabels": { "guarded": "yes" } },
+            "policyTypes": ["Ingress"],
+            "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "enters": "yes" } } }] }],
+        },
+    })
+}
+
+/// Returns backends, clients and Services as a list.
 pub(crate) fn manifest(parts: &Parts, nodes: &[Node], kinds: &[Kind]) -> Result<Value> {
     let image = images::agnhost(parts)?;
     let (first, second) = (&nodes[0].name, &nodes[1].name);
@@ -170,22 +188,13 @@ pub(crate) fn manifest(parts: &Parts, nodes: &[Node], kinds: &[Kind]) -> Result<
         ),
         server("far", second, json!({ "client": "yes" }), BACKEND),
     ];
-    if kinds.iter().any(|kind| kind.backends == "guarded") {
+    if kinds.iter().any(Kind::is_guarded) {
         items.push(server(
             "guarded",
             first,
             json!({ "guarded": "yes" }),
             BACKEND,
         ));
-        items.push(json!({
-            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
-            "metadata": { "name": "guarded", "namespace": NAMESPACE },
-            "spec": {
-                "podSelector": { "matchLabels": { "guarded": "yes" } },
-                "policyTypes": ["Ingress"],
-                "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "enters": "yes" } } }] }],
-            },
-        }));
     }
     items.extend(kinds.iter().map(|kind| kind.service(nodes)));
     Ok(json!({ "apiVersion": "v1", "kind": "List", "items": items }))

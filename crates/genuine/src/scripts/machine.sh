@@ -38,10 +38,8 @@ echo "$NODES" | while read -r name ip4 ip6 pods4 pods6 virtual4 virtual6; do
     address "$name" "$ip4/24" "$CONTROL4" "$ip6/64" "$CONTROL6"
     ip route add "$virtual4" via "$ip4"
     ip -6 route add "$virtual6" via "$ip6"
-    if [ "$ROUTES" = yes ]; then
-        ip route add "$pods4" via "$ip4"
-        ip -6 route add "$pods6" via "$ip6"
-    fi
+    ip route add "$pods4" via "$ip4"
+    ip -6 route add "$pods6" via "$ip6"
 done
 connect x
 ip addr add 172.31.0.1/24 dev x

@@ -64,11 +64,9 @@ printf 'nameserver %s\n' "$CONTROL4" > /etc/resolv.conf
 printf '127.0.0.1 localhost\n::1 localhost\n' > /etc/hosts
 echo 1 > /proc/sys/net/ipv4/ip_forward
 echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
-if [ "$ROUTES" = yes ]; then
-    echo "$NODES" | while read -r name ip4 ip6 pods4 pods6 _; do
-        if [ "$name" != "$NODE" ]; then
-            ip route replace "$pods4" via "$ip4"
-            ip -6 route replace "$pods6" via "$ip6"
-        fi
-    done
-fi
+echo "$NODES" | while read -r name ip4 ip6 pods4 pods6 _; do
+    if [ "$name" != "$NODE" ]; then
+        ip route replace "$pods4" via "$ip4"
+        ip -6 route replace "$pods6" via "$ip6"
+    fi
+done
