@@ -230,7 +230,14 @@ fn base() -> Result<Layer> {
     let libraries = Path::new(&libraries);
     let folder = libraries.join("xtables");
     for entry in fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
-        add(&mut layer, &entry?.path())?;
+        let path = entry?.path();
+        add(&mut layer, &path)?;
+        // A library can serve several names.
+        let real = fs::canonicalize(&path)?;
+        if real != path {
+            let name = path.strip_prefix("/").unwrap_or(&path).to_owned();
+            layer.insert(name, Entry::Link(real));
+        }
     }
     for library in ["libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2"] {
         let path = libraries.join(library);
