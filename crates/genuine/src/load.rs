@@ -202,7 +202,12 @@ pub(crate) fn datagram(target: SocketAddr, text: &[u8], limit: Duration) -> io::
     socket.connect(target)?;
     socket.send(text)?;
     let mut answer = [0; 512];
-    let length = socket.recv(&mut answer)?;
+    let length = loop {
+        match socket.recv(&mut answer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            received => break received?,
+        }
+    };
     Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
 }
 
@@ -217,9 +222,12 @@ fn exchange(stream: &mut TcpStream) -> io::Result<()> {
     let mut answer = Vec::new();
     let mut buffer = [0; 2048];
     while !is_whole(&answer) {
-        match stream.read(&mut buffer)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => answer.extend_from_slice(&buffer[..read]),
+        match stream.read(&mut buffer) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => answer.extend_from_slice(&buffer[..read]),
+            // A read with a time limit ends when the kernel stops the thread for a moment.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(())

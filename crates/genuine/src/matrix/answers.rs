@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use super::ask::NOT_PERMITTED;
+
 /// A client's question to a frontend of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Question {
@@ -97,15 +99,25 @@ impl Answers {
     }
 }
 
-/// Returns the words of the documentation about a difference with kube-proxy.
+/// Returns what docs/migration.md says about a difference with kube-proxy, in short.
 fn documented(question: &Question, kpx: &str, kube_proxy: &str) -> Option<&'static str> {
-    let seen = |answer: &str| answer.strip_prefix("answer to ").map(str::to_owned);
-    let (source, _) = (seen(kpx)?, seen(kube_proxy)?);
     // "pod near of n1" is seen as "pod near".
-    question
-        .client
-        .starts_with(&source)
-        .then_some("Backends see the client's address where kube-proxy masquerades (migration.md)")
+    let is_client = |answer: &str| {
+        let source = answer.strip_prefix("answer to ");
+        source.is_some_and(|source| question.client.starts_with(source))
+    };
+    match (kpx, kube_proxy) {
+        (kpx, kube_proxy) if is_client(kpx) && kube_proxy.starts_with("answer to ") => {
+            Some("the backend sees the client where kube-proxy masquerades")
+        }
+        ("refusal" | "silence", NOT_PERMITTED) => {
+            Some("the host's datagram is refused or lost where kube-proxy's rule ends it")
+        }
+        ("refusal", "silence") if question.protocol == "tcp6" => {
+            Some("a connection over IPv6 is refused where kube-proxy's refusal has no effect")
+        }
+        _ => None,
+    }
 }
 
 /// Returns a line for each answer, and one for protocols with the same.
@@ -165,6 +177,8 @@ mod tests {
             ),
             ("none", "ClusterIP", "n1", "tcp4", "silence"),
             ("none", "ClusterIP", "n1", "udp4", "silence"),
+            ("none", "ClusterIP", "n1", "tcp6", "refusal"),
+            ("none", "ClusterIP", "n1", "udp6", "refusal"),
         ]);
         let others = answers(&[
             ("local", "NodePort of n1", "x", "tcp4", "answer to x"),
@@ -177,9 +191,14 @@ mod tests {
             ),
             ("none", "ClusterIP", "n1", "tcp4", "refusal"),
             ("none", "ClusterIP", "n1", "udp4", "refusal"),
+            ("none", "ClusterIP", "n1", "tcp6", "silence"),
+            ("none", "ClusterIP", "n1", "udp6", NOT_PERMITTED),
         ]);
         let found = kpx.against("kube-proxy", &others);
-        assert_eq!(found.documented.values().copied().collect::<Vec<_>>(), [1]);
+        assert_eq!(
+            found.documented.values().copied().collect::<Vec<_>>(),
+            [1, 1, 1]
+        );
         assert_eq!(
             found.unexplained,
             ["none, ClusterIP, from n1, tcp4 udp4: silence; with kube-proxy refusal"]

@@ -17,6 +17,9 @@ const ATTEMPTS: usize = 2;
 /// 128 runs.
 const OF_AFFINITY: usize = 8;
 
+/// The answer to a process of a node whose datagram a rule of that node drops or rejects.
+pub(crate) const NOT_PERMITTED: &str = "not permitted";
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Protocol {
     Tcp,
@@ -93,6 +96,7 @@ fn kind(error: &io::Error) -> String {
     match error.kind() {
         _ if is_timeout(error) => "silence".to_owned(),
         ErrorKind::ConnectionRefused => "refusal".to_owned(),
+        ErrorKind::PermissionDenied => NOT_PERMITTED.to_owned(),
         ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => "unreachable".to_owned(),
         _ => error.to_string(),
     }
