@@ -1,6 +1,8 @@
 //! kpx's own commands against the cluster, as docs/kubectl.md describes them.
 
 use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
@@ -44,11 +46,14 @@ pub(crate) fn run() -> Result<ExitCode> {
         "--selector=app=client",
         "--output=jsonpath={.items[0].metadata.name}",
     ]))?;
+    let kpx = dir().join("kpx");
+    copy_kpx(&state, &kpx)?;
     let plugin = dir().join("kubectl-kpx");
-    copy_kpx(&state, &plugin)?;
+    let _absent = fs::remove_file(&plugin);
+    symlink(&kpx, &plugin).with_context(|| format!("make {}", plugin.display()))?;
     let mut failed = 0;
     for node in &state.nodes {
-        let mut check = state.enter(node, &plugin)?;
+        let mut check = state.enter(node, &kpx)?;
         failed += report(&format!("kpx check on {node}"), check.arg("check"));
     }
     for line in COMMANDS {
