@@ -24,6 +24,8 @@ use crate::state::{State, dir, start_time};
 use crate::{addons, control_plane, images, network, nodes, parts};
 
 #[derive(Args)]
+// `test` has options of its own beside these.
+#[group(id = "cluster")]
 pub(crate) struct Options {
     /// The number of nodes
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
