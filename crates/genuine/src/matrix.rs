@@ -54,7 +54,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if options.all {
         print!("{}", answers.text());
     }
-    println!("{}", answers.summary());
     let mut faults = answers.broken_policies();
     for (proxy, others) in outcomes::of_others::<Answers>(&state, "matrix")? {
         // kube-proxy differs with kube-proxy by its modes.
@@ -69,6 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     for fault in &faults {
         println!("{fault}");
     }
+    println!("{}; {} faults", answers.summary(), faults.len());
     Ok(if faults.is_empty() {
         ExitCode::SUCCESS
     } else {

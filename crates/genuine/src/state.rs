@@ -189,12 +189,15 @@ fn is_init(command_line: &[u8], plan: &Path) -> bool {
     matches!(words.as_slice(), [_, b"init", path, b""] if *path == plan.as_os_str().as_encoded_bytes())
 }
 
-/// Returns the start time of a process in clock ticks since boot.
+/// Returns the start time of a process in clock ticks since boot. A process that ended has none, even
+/// if its parent, which `test` is, has not waited for it.
 pub(crate) fn start_time(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name of the program, in parentheses, may have spaces.
     let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_whitespace().nth(19)?.parse().ok()
+    let mut fields = fields.split_whitespace();
+    fields.next().filter(|state| *state != "Z")?;
+    fields.nth(18)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -229,5 +232,15 @@ mod tests {
         assert!(start_time(this).is_some());
         assert_eq!(start_time(this), start_time(this));
         assert_eq!(start_time(0), None);
+    }
+
+    #[test]
+    fn ended_process_has_no_start_time() {
+        let mut child = Command::new("true").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        while start_time(pid).is_some() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
     }
 }
