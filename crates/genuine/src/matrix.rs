@@ -45,8 +45,11 @@ const REFUSALS: [&str; 3] = [
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let state = State::running()?;
-    let nodes = network::nodes(u8::try_from(state.nodes.len())?);
-    ensure!(nodes.len() > 1, "the matrix takes two nodes at least");
+    let nodes = network::nodes(2);
+    ensure!(
+        state.nodes.len() >= nodes.len(),
+        "the matrix takes two nodes at least"
+    );
     let kinds = objects::kinds(state.cni == "kube-router");
     start(&state, &nodes, &kinds)?;
     let answers = answers(&state, &nodes, &kinds)?;
@@ -191,7 +194,7 @@ fn frontends(nodes: &[Node], kind: &Kind, service: &Value) -> Result<Vec<(String
         all.push(("ClusterIP".to_owned(), (ip, PORT).into()));
     }
     // The first node has the backend, and the second has none.
-    for node in &nodes[..2] {
+    for node in nodes {
         let ips = kind.virtual_ips(node);
         for (what, ips, port) in [
             (

@@ -78,10 +78,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let ended = |test: &Test| read(&folder.join(format!("{}.json", name_of(*test))));
     if tests.iter().any(|test| ended(test).is_none()) {
         up::up(cell)?;
-        for test in tests.iter().filter(|test| ended(test).is_none()) {
-            test.run(&folder, cell.image.as_deref())?;
-        }
+        let mut remaining = tests.iter().filter(|test| ended(test).is_none());
+        let ran = remaining.try_for_each(|test| test.run(&folder, cell.image.as_deref()));
         up::down()?;
+        ran?;
     }
     let all: Vec<_> = tests.iter().filter_map(ended).collect();
     let junit = folder.join("junit.xml");
