@@ -154,7 +154,8 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
     Ok(Action::PASS)
 }
 
-/// Rewrites sources that are the flow's: a router on the way keeps its address. Where the client's
+/// Rewrites sources that are the flow's: a router on the way keeps its address, unless this node
+/// masquerades the client. Where the client's
 /// own source changes, it is not rewritten, because replies to it would go astray. An error from
 /// beyond the client has no better way, and rp_filter drops it on the error's own way.
 #[inline(always)]
@@ -170,9 +171,10 @@ fn egress<A: Net>(
         error.rewrite(skb)?;
         return Ok(Action::PASS);
     }
+    // Before the call: see "Do not" in the README.
+    error.goes_back(flow);
     maps::count(Event::Returned);
     note_unreachable(skb, error, flow, At::Before);
-    error.goes_back(flow);
     error.rewrite(skb)?;
     if flow.has(Flow::<A>::HOST) {
         // On lo: the host itself would not take this packet.
@@ -279,9 +281,16 @@ impl<A: Net> Error<A> {
     }
 
     /// Notes that the error goes to the client.
+    ///
+    /// Where this node masquerades the client, the frontend sends the error, as with netfilter: the
+    /// router may be the client's own node, which drops packets that come in with its own address.
     #[inline(always)]
     pub fn goes_back(&mut self, flow: &Flow<A>) {
-        self.becomes.src = self.src_or(flow.backend.addr, flow.frontend.addr);
+        self.becomes.src = if flow.is_snat_on_devices() || self.src == flow.backend.addr {
+            flow.frontend.addr
+        } else {
+            self.src
+        };
         self.becomes.quoted_src = flow.client;
         self.becomes.quoted_dst = flow.frontend;
     }

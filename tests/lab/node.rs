@@ -12,6 +12,7 @@ mod ports;
 mod published;
 mod ranges;
 mod reach;
+mod rejections;
 mod routes;
 mod uplinks;
 mod ways;

@@ -51,14 +51,6 @@ impl Model {
             (*table != Table::Leaving || belongs(sent, &flow, leg)).then_some((*table, leg, flow))
         });
         let (table, leg, flow) = found.ok_or(Reason::Protocol)?;
-        // A router on the path keeps its address.
-        let src_or = |from: SocketAddr, to: SocketAddr| {
-            if error.ip.src == from.ip() {
-                to.ip()
-            } else {
-                error.ip.src
-            }
-        };
         let frame = |src, dst, quoted_src, quoted_dst| {
             let mut frame = sent.frame.clone();
             error.rewrite(&mut frame, src, dst, quoted_src, quoted_dst);
@@ -89,12 +81,7 @@ impl Model {
             }
             (Table::Leaving, _) => {
                 self.note_unreachable(sent, &error, &flow);
-                let frame = frame(
-                    src_or(flow.backend, flow.frontend),
-                    dst,
-                    flow.client,
-                    flow.frontend,
-                );
+                let frame = frame(error.src_to_client(&flow), dst, flow.client, flow.frontend);
                 self.give(if flow.by_host {
                     inject(sent, frame, &flow)
                 } else {
@@ -102,7 +89,11 @@ impl Model {
                 })
             }
             (Table::Starting, _) => {
-                let src = src_or(flow.client, flow.source);
+                let src = if error.ip.src == flow.client.ip() {
+                    flow.source.ip()
+                } else {
+                    error.ip.src
+                };
                 let frame = frame(src, flow.backend.ip(), flow.backend, flow.source);
                 self.forward(leave(sent, frame, flow.backend.ip(), TRANSLATED | FORWARD))
             }
@@ -156,11 +147,7 @@ impl Model {
             );
         } else {
             self.note_unreachable(sent, error, &flow);
-            let src = if error.ip.src == flow.backend.ip() {
-                flow.frontend.ip()
-            } else {
-                error.ip.src
-            };
+            let src = error.src_to_client(&flow);
             error.rewrite(&mut frame, src, error.ip.dst, flow.client, flow.frontend);
         }
         let leg = if is_there {
@@ -244,6 +231,16 @@ fn read(frame: &[u8], family: Family) -> Result<Quoting, Reason> {
 }
 
 impl Quoting {
+    /// Returns the source of the error on its way to the client: the frontend in place of the
+    /// backend, and of all routers if this node masquerades the client.
+    fn src_to_client(&self, flow: &Flow) -> IpAddr {
+        if flow.changes_address() && !flow.by_host || self.ip.src == flow.backend.ip() {
+            flow.frontend.ip()
+        } else {
+            self.ip.src
+        }
+    }
+
     /// Sets the error's addresses and the quoted packet's peers. The quoted transport checksum
     /// stays unchanged.
     fn rewrite(
