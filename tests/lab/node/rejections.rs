@@ -26,9 +26,9 @@ fn clients_hear_refusals_of_their_own_node() -> Result<()> {
     };
     let all = || {
         ["n2", "p2a"].into_iter().flat_map(|client| {
-            Protocol::COMMON.into_iter().flat_map(move |protocol| {
-                Family::ALL.map(move |family| (client, protocol, family))
-            })
+            Protocol::COMMON
+                .into_iter()
+                .flat_map(move |protocol| Family::ALL.map(move |family| (client, protocol, family)))
         })
     };
     for (client, protocol, family) in all() {
