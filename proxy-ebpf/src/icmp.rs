@@ -154,10 +154,10 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
     Ok(Action::PASS)
 }
 
-/// Rewrites sources that are the flow's: a router on the way keeps its address, unless this node
-/// masquerades the client. Where the client's
-/// own source changes, it is not rewritten, because replies to it would go astray. An error from
-/// beyond the client has no better way, and rp_filter drops it on the error's own way.
+/// Rewrites sources. An error to the client has the frontend's address in place of the backend's,
+/// and of any router's if this node masquerades the client ([`Error::goes_back`]). An error to the
+/// backend of a masqueraded client has the node's address: no route leads from the backend to where
+/// it came in.
 #[inline(always)]
 fn egress<A: Net>(
     skb: Skb,
@@ -282,8 +282,9 @@ impl<A: Net> Error<A> {
 
     /// Notes that the error goes to the client.
     ///
-    /// Where this node masquerades the client, the frontend sends the error, as with netfilter: the
-    /// router may be the client's own node, which drops packets that come in with its own address.
+    /// Where this node masquerades the client, the frontend sends the error: the router may be the
+    /// client's own node, which drops IPv4 packets that come in with its own address. (Netfilter does
+    /// so for each connection whose destination it translates.)
     #[inline(always)]
     pub fn goes_back(&mut self, flow: &Flow<A>) {
         self.becomes.src = if flow.is_snat_on_devices() || self.src == flow.backend.addr {
