@@ -28,8 +28,13 @@ use crate::{decide, select};
 /// A packet in another's name changes nothing: [`Reason::Spoofed`]. One of a flow that the agent has
 /// ended changes nothing either: [`Reason::BackendLost`].
 #[inline(always)]
-pub fn follow<A: Net>(skb: Skb, hook: Hook, mark: PacketMark, _: Memory) -> Result<bool, Reason> {
-    let is_known = A::follow(skb, hook, mark).number()?;
+pub fn follow<A: Net>(
+    skb: Skb,
+    hook: Hook,
+    mark: PacketMark,
+    memory: Memory,
+) -> Result<bool, Reason> {
+    let is_known = A::follow(skb, hook, mark, memory).number()?;
     Ok(is_known != 0)
 }
 

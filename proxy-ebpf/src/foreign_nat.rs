@@ -164,6 +164,7 @@ fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
     }
     let opener = other.opener_key(packet.proto);
     if maps::flow(&opener, other).is_none() {
+        // Without an opener there is no flow to close. The agent's sweep removes what else is left.
         maps::remove_flow(&replies);
         return false;
     }

@@ -10,9 +10,9 @@ use proxy_common::frontend::FrontendKey;
 use proxy_common::share::{PortAndShare, Register};
 
 use crate::established::{self, Head};
-use crate::maps::Moment;
+use crate::maps::{Memory, Moment};
 use crate::net::{self, At, FragmentPart, Header, Net, fold, sum};
-use crate::open::Draw;
+use crate::open::{Claim, Draw};
 use crate::outcome::Outcome;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;
@@ -290,23 +290,23 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
-    fn follow(skb: Skb, hook: Hook, mark: PacketMark) -> Outcome {
+    fn follow(skb: Skb, hook: Hook, mark: PacketMark, _: Memory) -> Outcome {
         Outcome(global_fn::kpx_follow4(skb.as_ptr(), hook.0.into(), mark.0))
     }
 
     #[inline(always)]
-    fn open() -> Outcome {
+    fn open(_: Memory) -> Outcome {
         Outcome(global_fn::kpx_open4())
     }
 
     #[inline(always)]
-    fn draw_port(looks: bool) -> bool {
+    fn draw_port(looks: bool, _: Memory) -> bool {
         global_fn::kpx_draw_port4(looks.into()) != 0
     }
 
     #[inline(always)]
-    fn claim() -> u32 {
-        global_fn::kpx_claim4()
+    fn claim(_: Memory) -> Claim {
+        Claim::of(global_fn::kpx_claim4())
     }
 
     #[inline(always)]

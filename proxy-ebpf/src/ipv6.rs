@@ -10,9 +10,9 @@ use proxy_common::share::{PortAndShare, Register};
 
 use crate::established::{self, Head};
 use crate::extension::ExtHeaders;
-use crate::maps::{Moment, again};
+use crate::maps::{Memory, Moment, again};
 use crate::net::{self, At, FragmentPart, Header, Net, diff, sum};
-use crate::open::Draw;
+use crate::open::{Claim, Draw};
 use crate::outcome::Outcome;
 use crate::reject::{self, Exit};
 use crate::ring::Ring;
@@ -330,23 +330,23 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn follow(skb: Skb, hook: Hook, mark: PacketMark) -> Outcome {
+    fn follow(skb: Skb, hook: Hook, mark: PacketMark, _: Memory) -> Outcome {
         Outcome(global_fn::kpx_follow6(skb.as_ptr(), hook.0.into(), mark.0))
     }
 
     #[inline(always)]
-    fn open() -> Outcome {
+    fn open(_: Memory) -> Outcome {
         Outcome(global_fn::kpx_open6())
     }
 
     #[inline(always)]
-    fn draw_port(looks: bool) -> bool {
+    fn draw_port(looks: bool, _: Memory) -> bool {
         global_fn::kpx_draw_port6(looks.into()) != 0
     }
 
     #[inline(always)]
-    fn claim() -> u32 {
-        global_fn::kpx_claim6()
+    fn claim(_: Memory) -> Claim {
+        Claim::of(global_fn::kpx_claim6())
     }
 
     #[inline(always)]

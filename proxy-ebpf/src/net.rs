@@ -20,8 +20,8 @@ use proxy_common::share::Register;
 
 use crate::Action;
 use crate::established::Head;
-use crate::maps::{self, Maps, Moment};
-use crate::open::Draw;
+use crate::maps::{self, Maps, Memory, Moment};
+use crate::open::{Claim, Draw};
 use crate::outcome::Outcome;
 use crate::reject::Exit;
 use crate::ring::Ring;
@@ -130,13 +130,13 @@ pub trait Net: Addr + Maps {
     fn is_hidden_and_spoofed(skb: Skb, link: LinkHeader) -> bool;
 
     /// Calls [`flow::learn`](crate::flow::learn).
-    fn follow(skb: Skb, hook: Hook, mark: PacketMark) -> Outcome;
+    fn follow(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome;
     /// Calls [`open::claim_entries`](crate::open::claim_entries).
-    fn open() -> Outcome;
+    fn open(memory: Memory) -> Outcome;
     /// Calls [`open::draw_port`](crate::open::draw_port).
-    fn draw_port(looks: bool) -> bool;
+    fn draw_port(looks: bool, memory: Memory) -> bool;
     /// Calls [`open::claim`](crate::open::claim).
-    fn claim() -> u32;
+    fn claim(memory: Memory) -> Claim;
     /// Calls [`flow::remove_entries`](crate::flow::remove_entries).
     fn close(opener: &FlowKey<Self>);
     /// Calls [`open::half_open_place`](crate::open::half_open_place).

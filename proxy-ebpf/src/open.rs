@@ -40,30 +40,27 @@ const FORGET_TRIES: u32 = 16;
 /// Opens a flow: claims a source port by making the entries that must be unique. The opener's entry
 /// comes last, so that no packet of the flow can come back before its reply entries stand.
 #[inline(always)]
-pub fn flow<A: Net>(_: Memory) -> Result<(), Reason> {
-    A::open().number()?;
-    Ok(())
+pub fn flow<A: Net>(memory: Memory) -> Result<(), Reason> {
+    A::open(memory).number().map(drop)
 }
 
 /// Does what [`flow`] says, for the packet and the opening of the scratch.
 #[inline(always)]
 pub fn claim_entries<A: Net>(mut memory: Memory) -> Result<(), Reason> {
     let keeps_port = begin::<A>(memory.lend())?;
-    let mut claimed = if keeps_port || has_drawn_port::<A>(false, memory.lend()) {
-        try_claim::<A>(memory.lend())
+    let mut claimed = if keeps_port || A::draw_port(false, memory.lend()) {
+        A::claim(memory.lend())
     } else {
         Claim::Taken
     };
     // Another flow has the port. A second draw looks before it takes one. If it finds none, the
     // port of before is made free.
-    if claimed == Claim::Taken
-        && (has_drawn_port::<A>(true, memory.lend()) || evict::<A>(memory.lend()))
-    {
-        claimed = try_claim::<A>(memory.lend());
+    if claimed == Claim::Taken && (A::draw_port(true, memory.lend()) || evict::<A>(memory.lend())) {
+        claimed = A::claim(memory.lend());
     }
     if claimed == Claim::Full && A::make_room() {
-        claimed = if keeps_port || has_drawn_port::<A>(true, memory.lend()) {
-            try_claim::<A>(memory.lend())
+        claimed = if keeps_port || A::draw_port(true, memory.lend()) {
+            A::claim(memory.lend())
         } else {
             Claim::Taken
         };
@@ -263,12 +260,6 @@ fn conclude<A: Net>(claimed: Claim, memory: Memory) -> Result<(), Reason> {
     }
 }
 
-/// Calls [`draw_port`].
-#[inline(always)]
-fn has_drawn_port<A: Net>(looks: bool, _: Memory) -> bool {
-    A::draw_port(looks)
-}
-
 /// Gives the flow in the scratch a source port at random. One that `looks` returns false if all that
 /// it tries are other flows'.
 #[inline(always)]
@@ -367,7 +358,7 @@ pub enum Claim {
 
 impl Claim {
     #[inline(always)]
-    fn of(number: u32) -> Self {
+    pub fn of(number: u32) -> Self {
         const MADE: u32 = Claim::Made as u32;
         const TAKEN: u32 = Claim::Taken as u32;
         const OPENED: u32 = Claim::Opened as u32;
@@ -442,12 +433,6 @@ fn lasts<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
 #[inline(never)]
 fn holder<A: Net>(flow: &Flow<A>, kind: Kind, old: &mut Flow<A>, proto: Proto) -> bool {
     maps::flow(&flow.key_as(kind, proto), old).is_some()
-}
-
-/// Calls [`claim`].
-#[inline(always)]
-fn try_claim<A: Net>(_: Memory) -> Claim {
-    Claim::of(A::claim())
 }
 
 /// Makes all entries of the flow in the scratch, or none.
