@@ -64,6 +64,8 @@ pub enum Reason {
     /// Belongs to a connection whose backend is lost with its node, for a Service with
     /// `reset-on-node-loss`.
     BackendLost,
+    /// The hook could not call the program of the slow path: another program has emptied `SLOW`.
+    SlowPathMissing,
 }
 
 /// What happens to a packet that was not translated.
@@ -89,7 +91,7 @@ impl Verdict {
 }
 
 impl Reason {
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::NotIp,
         Self::Vlan,
         Self::SeenBefore,
@@ -118,6 +120,7 @@ impl Reason {
         Self::Spoofed,
         Self::CutHeader,
         Self::BackendLost,
+        Self::SlowPathMissing,
     ];
 
     /// Returns the reason at `index` of [`Self::ALL`].
@@ -139,7 +142,8 @@ impl Reason {
             | Self::NotUnicast
             | Self::NotOurs
             | Self::NoFlow
-            | Self::Draining => Verdict::Pass,
+            | Self::Draining
+            | Self::SlowPathMissing => Verdict::Pass,
             Self::NoEndpoints | Self::UnknownPort | Self::BackendLost => Verdict::Reject,
             Self::NoLocalEndpoints
             | Self::Outside
@@ -205,6 +209,7 @@ impl Reason {
             Self::Spoofed => "spoofed",
             Self::CutHeader => "cut_header",
             Self::BackendLost => "backend_lost",
+            Self::SlowPathMissing => "slow_path_missing",
         }
     }
 }

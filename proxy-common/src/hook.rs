@@ -35,6 +35,30 @@ closed! {
     }
 }
 
+/// A program of the slow path, which the hooks' programs call by its place in `SLOW`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlowProgram {
+    Ethernet,
+    Headerless,
+}
+
+impl SlowProgram {
+    pub const ALL: [Self; 2] = [Self::Ethernet, Self::Headerless];
+
+    pub const fn index(self) -> u32 {
+        self as u32
+    }
+
+    /// Returns the program's name in the BPF object.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Ethernet => "kpx_slow",
+            Self::Headerless => "kpx_slow_l3",
+        }
+    }
+}
+
 /// The side of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -96,6 +120,14 @@ impl PacketHook {
             Self::HeaderlessIngress | Self::HeaderlessEgress => Place::Headerless,
             Self::Anchor => Place::Anchor,
             Self::Lo => Place::Lo,
+        }
+    }
+
+    /// Returns the program that has the slow path of this hook.
+    pub const fn slow(self) -> SlowProgram {
+        match self {
+            Self::Ingress | Self::Egress | Self::Anchor | Self::Lo => SlowProgram::Ethernet,
+            Self::HeaderlessIngress | Self::HeaderlessEgress => SlowProgram::Headerless,
         }
     }
 

@@ -58,8 +58,6 @@ macro_rules! family_maps {
             /// The ClusterIP ranges, the ClusterIPs in them that other proxies serve, and shared
             /// networks.
             service_cidrs: SERVICE_CIDRS4 SERVICE_CIDRS6: LpmTrie<A, u32> = 65_536, NO_PREALLOC, networks;
-            /// Scratch space of a running hook.
-            rooms: ROOM4 ROOM6: PerCpuArray<Room<A>> = 1, 0, per_load;
             decisions: DECISIONS4 DECISIONS6: PerCpuArray<Decision<A>> = 1, 0, per_load;
             service_counts: SVC_COUNTS4 SVC_COUNTS6: HashMap<FrontendKey<A>, ServiceCounts> = 65_536, NO_PREALLOC, keep;
             /// The outcomes of each service port's connections to each backend.

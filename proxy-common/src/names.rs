@@ -45,6 +45,14 @@ pub const TOLERATED: &str = "TOLERATED";
 /// The senders whose source address the routes have validated.
 pub const SENDERS: &str = "SENDERS";
 
+/// The programs of the slow path: see [`SlowProgram`](crate::hook::SlowProgram).
+pub const SLOW: &str = "SLOW";
+/// Not 0: the hooks' programs call those in `SLOW` (`u32`, set before loading).
+pub const SPLIT: &str = "SPLIT";
+
+/// The scratch space of a running hook.
+pub const ROOM: &str = "ROOM";
+
 /// The state of each CPU: the time, and the numbers of written and lost records.
 pub const CPUS: &str = "CPUS";
 
@@ -82,8 +90,8 @@ pub const SOCKET_FLAGS: &str = "SOCKET_FLAGS";
 /// The maps without family that start empty with every load: scratch space, kernel state that is
 /// refreshed each second, records for `kpx monitor`, and counters whose indexes change with every
 /// new counter.
-const PER_LOAD: [&str; 8] = [
-    EXITS, OFFERS, TOLERATED, SENDERS, CPUS, MONITOR, WATCHED, COUNTERS,
+const PER_LOAD: [&str; 10] = [
+    SLOW, ROOM, EXITS, OFFERS, TOLERATED, SENDERS, CPUS, MONITOR, WATCHED, COUNTERS,
 ];
 
 /// Returns true if the map starts empty with every load, and is not part of the layout.

@@ -8,7 +8,7 @@ use proxy_common::flow::Flow;
 use proxy_common::frontend::{Algorithm, FrontendKind, Service, Set};
 use proxy_common::policy::{self, Decision, Origin};
 
-use crate::maps::{DecisionMemory, Scratch};
+use crate::maps::{DecisionMemory, Memory, Scratch};
 use crate::net::{Net, NextHop, route};
 use crate::packet::Packet;
 use crate::skb::Skb;
@@ -44,18 +44,14 @@ impl<A: Net> Dial<A> for Packet<A> {
 /// anything is remembered or answered.
 #[inline(always)]
 pub fn run<'run, A: Net>(
-    scratch: &mut Scratch<A>,
+    mut memory: Memory<'run>,
     origin: Origin,
     node: &Node,
-    decision: DecisionMemory<'run>,
     objection: impl FnOnce(&Packet<A>) -> Option<Reason>,
-) -> Result<&'run Decision<A>, Reason> {
-    let decision = decision.get().ok_or(Reason::FlowsFull)?;
+) -> Result<(&'run mut Scratch<A>, &'run Decision<A>), Reason> {
+    let (scratch, decision) = borrow::<A>(memory.lend())?;
     let Scratch {
-        packet,
-        service,
-        flow,
-        ..
+        packet, service, ..
     } = scratch;
     packet.decided = true;
     decision.origin = origin;
@@ -66,6 +62,36 @@ pub fn run<'run, A: Net>(
         return Err(reason);
     }
     found?;
+    A::select_backend(memory.lend())?;
+    let (scratch, decision) = borrow::<A>(memory)?;
+    let service = &scratch.service;
+    if policy::is_masqueraded(decision, service, node, A::is_detected_by(node)) {
+        decision.flags |= Decision::<A>::MASQUERADE;
+    }
+    if service.algorithm == Algorithm::LEAST_CONNECTIONS {
+        decision.flags |= Decision::<A>::COUNTED;
+    }
+    Ok((scratch, decision))
+}
+
+#[inline(always)]
+fn borrow<'run, A: Net>(
+    memory: Memory<'run>,
+) -> Result<(&'run mut Scratch<A>, &'run mut Decision<A>), Reason> {
+    let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    Ok((scratch, decision.get().ok_or(Reason::FlowsFull)?))
+}
+
+/// Chooses a backend for the packet out of the decision's set, which has slots.
+#[inline(always)]
+pub fn select_backend<A: Net>(memory: Memory) -> Result<(), Reason> {
+    let (scratch, decision) = borrow::<A>(memory)?;
+    let Scratch {
+        packet,
+        service,
+        flow,
+        ..
+    } = scratch;
     if !maps::again(&packet.moves) {
         select::backend(&packet.src, service, decision)?;
         if select::is_overdue(&packet.src.addr, service, decision) {
@@ -79,13 +105,7 @@ pub fn run<'run, A: Net>(
         // A SYN is noted where it goes, so that its answer counts as none to an earlier one.
         let _judgement = select::is_overdue(&packet.src.addr, service, decision);
     }
-    if policy::is_masqueraded(decision, service, node, A::is_detected_by(node)) {
-        decision.flags |= Decision::<A>::MASQUERADE;
-    }
-    if service.algorithm == Algorithm::LEAST_CONNECTIONS {
-        decision.flags |= Decision::<A>::COUNTED;
-    }
-    Ok(decision)
+    Ok(())
 }
 
 /// Remembers the backend of an external client, if the service has session affinity. Such a client

@@ -27,14 +27,21 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Act
     if !is_known && (noted.is_translated() || !foreign_nat::meet::<A>(memory.lend())?) {
         return Err(Reason::NotOurs);
     }
-    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
-    let Scratch { packet, flow, .. } = scratch;
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
+    let Scratch {
+        packet,
+        flow,
+        becomes,
+        ..
+    } = scratch;
     match flow.kind.known() {
         Some(EntryKind::Snat | EntryKind::Dnat) => {
-            packet.rewrite(skb, &flow.source, &packet.dst, flow.is_far())?
+            becomes.set(flow.source, packet.dst, flow.is_far());
+            A::rewrite_packet(skb, memory)?;
         }
         Some(EntryKind::Undnat | EntryKind::Unsnat) | None => {
-            packet.rewrite(skb, &flow.frontend, &flow.client, flow.is_far())?;
+            becomes.set(flow.frontend, flow.client, flow.is_far());
+            A::rewrite_packet(skb, memory)?;
             maps::count(Event::Returned);
         }
     }

@@ -8,17 +8,19 @@
 use aya_ebpf::bindings::__sk_buff;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::connect::PortsAndOutcome;
+use proxy_common::counter::Reason;
 use proxy_common::crc32c;
 use proxy_common::flow::{FlowKey, Hook};
+use proxy_common::hook::HookId;
 use proxy_common::share::PortAndShare;
 
-use crate::maps::{Memory, Moment};
+use crate::maps::{Memory, Moment, Scratch};
 use crate::net::{self, At, Net};
 use crate::open::Draw;
 use crate::outcome::Outcome;
 use crate::ring::Ring;
 use crate::skb::{PacketMark, Skb};
-use crate::{extension, flow, fragment, ipv6, maps, open, redirect};
+use crate::{decide, extension, flow, fragment, ipv6, maps, open, redirect, slow};
 
 /// The number of no place: no ring has that many.
 pub const NO_PLACE: u32 = u32::MAX;
@@ -199,10 +201,25 @@ global_functions! {
         open::draw(FlowKey::<Addr6>::from_words([a, b, c, d, e]), Draw(e)).map_or(0, |port| port.get().into())
     }
 
+    /// Calls [`slow::refuse`] at a hook with this number.
+    fn kpx_refuse4(skb: *mut __sk_buff, hook: u32, outcome: i32) -> i32 {
+        slow::refuse::<Addr4>(Skb::from_ptr(skb), HookId(hook as u8), Outcome(outcome), memory()).0
+    }
+
+    /// Calls [`Packet::rewrite`](crate::packet::Packet::rewrite); 0, or a reason.
+    fn kpx_rewrite4(skb: *mut __sk_buff) -> i32 {
+        Outcome::of_number(rewrite_packet::<Addr4>(Skb::from_ptr(skb), memory()).map(|()| 0)).0
+    }
+
     /// Calls [`flow::learn`]; 0 if the packet has no flow.
     fn kpx_follow4(skb: *mut __sk_buff, hook: u32, mark: u32) -> i32 {
         let is_known = flow::learn::<Addr4>(Skb::from_ptr(skb), Hook(hook as u8), PacketMark(mark), memory());
         Outcome::of_number(is_known.map(i32::from)).0
+    }
+
+    /// Calls [`decide::select_backend`]; 0, or a reason.
+    fn kpx_select4() -> i32 {
+        Outcome::of_number(decide::select_backend::<Addr4>(memory()).map(|()| 0)).0
     }
 
     /// Calls [`open::claim_entries`]; 0, or a reason.
@@ -276,10 +293,25 @@ global_functions! {
         forget_first::<Addr4>(ring, spares).into()
     }
 
+    /// Calls [`slow::refuse`] at a hook with this number.
+    fn kpx_refuse6(skb: *mut __sk_buff, hook: u32, outcome: i32) -> i32 {
+        slow::refuse::<Addr6>(Skb::from_ptr(skb), HookId(hook as u8), Outcome(outcome), memory()).0
+    }
+
+    /// Calls [`Packet::rewrite`](crate::packet::Packet::rewrite); 0, or a reason.
+    fn kpx_rewrite6(skb: *mut __sk_buff) -> i32 {
+        Outcome::of_number(rewrite_packet::<Addr6>(Skb::from_ptr(skb), memory()).map(|()| 0)).0
+    }
+
     /// Calls [`flow::learn`]; 0 if the packet has no flow.
     fn kpx_follow6(skb: *mut __sk_buff, hook: u32, mark: u32) -> i32 {
         let is_known = flow::learn::<Addr6>(Skb::from_ptr(skb), Hook(hook as u8), PacketMark(mark), memory());
         Outcome::of_number(is_known.map(i32::from)).0
+    }
+
+    /// Calls [`decide::select_backend`]; 0, or a reason.
+    fn kpx_select6() -> i32 {
+        Outcome::of_number(decide::select_backend::<Addr6>(memory()).map(|()| 0)).0
     }
 
     /// Calls [`open::claim_entries`]; 0, or a reason.
@@ -335,6 +367,15 @@ fn memory() -> Memory<'static> {
     // SAFETY: only the functions above call this, once each. Their callers in `redirect`, `flow`,
     // `open` and `main` have been lent the right of the hook for as long as they run.
     unsafe { Memory::of_hook() }
+}
+
+#[inline(always)]
+fn rewrite_packet<A: Net>(skb: Skb, memory: Memory) -> Result<(), Reason> {
+    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    let Scratch {
+        packet, becomes, ..
+    } = scratch;
+    packet.rewrite(skb, &becomes.src, &becomes.dst, becomes.is_far != 0)
 }
 
 #[inline(always)]

@@ -11,7 +11,7 @@ use proxy_common::flow::{CachedRoute, Flow, Hook, Term};
 use proxy_common::hook::PacketHook;
 use proxy_common::policy::Decision;
 
-use crate::maps::{DecisionMemory, Memory, Scratch};
+use crate::maps::{Memory, Scratch};
 use crate::net::{self, Net, NextHop};
 use crate::open;
 use crate::opening::{Opening, Source, Way};
@@ -30,13 +30,18 @@ pub fn send<A: Forward>(skb: Skb, flags: u8, mut memory: Memory) -> Result<Actio
     if !flow::follow::<A>(skb, Hook::ANCHOR, PacketMark::NONE, memory.lend())? {
         open::<A>(skb, node, flags, memory.lend())?;
     }
-    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     let kept = if flags == 0 {
         link(skb, scratch, node)
     } else {
         0
     };
-    let Scratch { packet, flow, .. } = scratch;
+    let Scratch {
+        packet,
+        flow,
+        becomes,
+        ..
+    } = scratch;
     // Where the kernel chooses the next hop once more, it does so by the source that the packet has
     // then.
     let is_by_source = A::CHOOSES_AGAIN || flow.client.addr.is_loopback();
@@ -50,10 +55,12 @@ pub fn send<A: Forward>(skb: Skb, flags: u8, mut memory: Memory) -> Result<Actio
         0 => way(skb, from, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?,
         ifindex => NextHop::Device(ifindex),
     };
-    packet.rewrite(skb, &flow.source, &flow.backend, false)?;
+    becomes.set(flow.source, flow.backend, false);
+    A::rewrite_packet(skb, memory.lend())?;
     maps::count(Event::Forwarded);
     // This hook has replaced the source, as egress hooks do.
     skb.set_packet_mark(PacketMark::DONE);
+    let (Scratch { flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     match next_hop {
         NextHop::Device(ifindex)
             if flow.starts_on_lo() && skb.is_longer_than(maps::mtu_of(ifindex)) =>
@@ -132,11 +139,11 @@ pub fn leave(skb: Skb, next_hop: NextHop) -> Result<Action, Reason> {
 
 #[inline(always)]
 fn open<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Result<(), Reason> {
-    let (scratch, decision) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let chosen = choose(skb, scratch, node, flags, decision);
+    let chosen = choose::<A>(skb, node, flags, memory.lend());
     let opened = chosen.and_then(|()| open::flow::<A>(memory.lend()));
     let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     let on_lo = flags & Flow::<A>::HOST_FRONTEND != 0;
@@ -158,22 +165,17 @@ fn open<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Result<
 
 /// Decides who serves the packet, into `scratch.opening`.
 #[inline(never)]
-fn choose<A: Net>(
-    skb: Skb,
-    scratch: &mut Scratch<A>,
-    node: &Node,
-    flags: u8,
-    decision: DecisionMemory,
-) -> Result<(), Reason> {
+fn choose<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Result<(), Reason> {
     if node.has(Node::DRAINING) {
         return Err(Reason::Draining);
     }
     let generation = maps::generation();
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     let origin = decide::origin_inside(skb, &scratch.packet, node);
     // A packet that came in was to be met where it came in. Behind the anchor no policy of the node
     // would see it.
     let objection = |_: &Packet<A>| skb.came_in().then_some(Reason::Unhooked);
-    let decision = decide::run(scratch, origin, node, decision, objection)?;
+    let (scratch, decision) = decide::run(memory, origin, node, objection)?;
     let Scratch {
         packet, opening, ..
     } = scratch;
@@ -264,12 +266,16 @@ fn source_addr<A: Net>(
     maps::address_at(ifindex, by_route).unwrap_or(chosen)
 }
 
-/// Gives a reply to a socket of the host, at whichever hook it is met. The reply takes the
+/// Gives a reply, whose flow is in `scratch.flow`, to a socket of the host, at whichever hook it is met. The reply takes the
 /// service's address, and goes in where the host's packets to that address go out. So rp_filter
 /// finds nothing odd, and conntrack finds a reply to a packet that it saw leave.
 #[inline(always)]
-pub fn give_back<A: Net>(skb: Skb, packet: &Packet<A>, flow: &Flow<A>) -> Result<Action, Reason> {
-    packet.rewrite(skb, &flow.frontend, &flow.client, false)?;
+pub fn give_back<A: Net>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
+    let Scratch { flow, becomes, .. } = scratch;
+    becomes.set(flow.frontend, flow.client, false);
+    A::rewrite_packet(skb, memory.lend())?;
+    let (Scratch { flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
     // To the program that the kernel knows, which is none of ours to say.
     if flow.has(Flow::<A>::FOREIGN_NAT) {
         return Ok(Action::PASS);

@@ -8,10 +8,11 @@ use proxy_common::hook::PacketHook;
 use proxy_common::policy::Decision;
 
 use crate::decide;
-use crate::maps::{DecisionMemory, Memory, Scratch};
+use crate::maps::{Memory, Scratch};
 use crate::net::{At, Net, NextHop, is_spoofed, route_and_source};
 use crate::open;
 use crate::opening::{Opening, Source, Way};
+use crate::outcome::Outcome;
 use crate::packet::Packet;
 use crate::redirect::{self, Forward};
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
@@ -42,23 +43,43 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result
             return delivered;
         }
     }
-    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
-    let Scratch { packet, flow, .. } = scratch;
+    translate::<A>(skb, memory).result()
+}
+
+/// Translates a packet of the flow in `scratch.flow`. A function of its own: what opens a flow needs
+/// the room on the stack.
+#[inline(never)]
+fn translate<A: Net>(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(try_translate::<A>(skb, memory))
+}
+
+#[inline(always)]
+fn try_translate<A: Net>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
+    let Scratch {
+        packet,
+        flow,
+        becomes,
+        ..
+    } = scratch;
     match flow.kind.known() {
         Some(EntryKind::Dnat) => {
-            packet.rewrite(skb, &flow.client_between(), &flow.backend, flow.is_far())?;
-            maps::count(Event::Forwarded);
             let port_shows =
                 !packet.is_fragment() && foreign_nat::is_known_by(packet.proto, packet.signals());
-            skb.set_packet_mark(PacketMark::forward(flow.is_snat_on_devices(), port_shows));
+            let mark = PacketMark::forward(flow.is_snat_on_devices(), port_shows);
+            becomes.set(flow.client_between(), flow.backend, flow.is_far());
+            A::rewrite_packet(skb, memory)?;
+            maps::count(Event::Forwarded);
+            skb.set_packet_mark(mark);
             Ok(Action::PASS)
         }
         Some(EntryKind::Unsnat) => {
-            packet.rewrite(skb, &packet.src, &flow.client_between(), flow.is_far())?;
+            becomes.set(packet.src, flow.client_between(), flow.is_far());
+            A::rewrite_packet(skb, memory)?;
             skb.set_packet_mark(PacketMark::BACK);
             Ok(Action::PASS)
         }
-        Some(EntryKind::Undnat | EntryKind::Snat) | None => host::give_back(skb, packet, flow),
+        Some(EntryKind::Undnat | EntryKind::Snat) | None => host::give_back::<A>(skb, memory),
     }
 }
 
@@ -147,11 +168,11 @@ fn speaks_for_node<A: Net>(packet: &Packet<A>) -> bool {
 /// Opens the flow that starts with this packet.
 #[inline(always)]
 fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
-    let (scratch, mut decision) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     if !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
-    let chosen = choose(skb, scratch, decision.lend());
+    let chosen = choose::<A>(skb, memory.lend());
     if chosen.is_ok() && redirect::opens_flows() {
         redirect::find_way::<A>(skb, memory.lend());
     }
@@ -175,11 +196,7 @@ fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
 
 /// Decides who serves the packet, into `scratch.opening`.
 #[inline(never)]
-fn choose<A: Net>(
-    skb: Skb,
-    scratch: &mut Scratch<A>,
-    decision: DecisionMemory,
-) -> Result<(), Reason> {
+fn choose<A: Net>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
     if node.has(Node::HOST) {
         return Err(Reason::NotOurs);
@@ -189,6 +206,7 @@ fn choose<A: Net>(
     }
     let generation = maps::generation();
     let (device, _) = maps::place_of(skb.ifindex());
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     let origin = decide::origin(device, &scratch.packet, node);
     // In bits: no branch on the flags follows the calls below.
     let remote = (((device / Device::POD) & 1) ^ 1) as u8 * Flow::<A>::REMOTE;
@@ -198,9 +216,9 @@ fn choose<A: Net>(
         }
         is_spoofed(skb, At::Here, &packet.src.addr, &packet.dst.addr).then_some(Reason::Spoofed)
     };
-    let decision = match decide::run(scratch, origin, node, decision, objection) {
-        Ok(decision) => decision,
-        Err(Reason::NotOurs) => return open_direct(skb, scratch),
+    let (scratch, decision) = match decide::run(memory.lend(), origin, node, objection) {
+        Ok(decided) => decided,
+        Err(Reason::NotOurs) => return open_direct::<A>(skb, memory),
         // A network of the node may lie within a range of ClusterIPs, as one of Docker's does by
         // default.
         Err(Reason::Unallocated | Reason::UnknownPort) if is_between_neighbours(skb) => {
@@ -264,7 +282,8 @@ fn note_pod_outside<A: Net>(client: A, node: &Node) {
 /// service. The client may be another node, which masquerades many. The two would be one
 /// conversation to the backend, so the direct one gets another source port.
 #[inline(always)]
-fn open_direct<A: Net>(skb: Skb, scratch: &mut Scratch<A>) -> Result<(), Reason> {
+fn open_direct<A: Net>(skb: Skb, memory: Memory) -> Result<(), Reason> {
+    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     let packet = &scratch.packet;
     let (flags, _) = maps::place_of(skb.ifindex());
     let from_pod = flags & Device::POD != 0;

@@ -7,6 +7,7 @@ use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 use proxy_common::flow::{FlowKey, Hook};
 use proxy_common::frontend::FrontendKey;
+use proxy_common::hook::PacketHook;
 use proxy_common::share::{PortAndShare, Register};
 
 use crate::established::{self, Head};
@@ -14,7 +15,6 @@ use crate::maps::{Memory, Moment};
 use crate::net::{self, At, FragmentPart, Header, Net, fold, sum};
 use crate::open::{Claim, Draw};
 use crate::outcome::Outcome;
-use crate::reject::{self, Exit};
 use crate::ring::Ring;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, global_fn};
@@ -260,8 +260,24 @@ impl Net for Addr4 {
     fn fib_choice(_: Skb, _: &mut FibLookup) {}
 
     #[inline(always)]
-    fn reject(skb: Skb, exit: Exit) -> Action {
-        reject4(skb, exit)
+    fn refuse(skb: Skb, hook: PacketHook, outcome: Outcome, _: Memory) -> Action {
+        Action(global_fn::kpx_refuse4(
+            skb.as_ptr(),
+            hook.id().0.into(),
+            outcome.0,
+        ))
+    }
+
+    #[inline(always)]
+    fn select_backend(_: Memory) -> Result<(), Reason> {
+        Outcome(global_fn::kpx_select4()).number().map(drop)
+    }
+
+    #[inline(always)]
+    fn rewrite_packet(skb: Skb, _: Memory) -> Result<(), Reason> {
+        Outcome(global_fn::kpx_rewrite4(skb.as_ptr()))
+            .number()
+            .map(drop)
     }
 
     #[inline(always)]
@@ -386,9 +402,4 @@ impl Net for Addr4 {
     fn forget_first_flow(ring: Ring, spares: bool) -> u32 {
         global_fn::kpx_forget4(ring.0, spares.into())
     }
-}
-
-#[inline(never)]
-fn reject4(skb: Skb, exit: Exit) -> Action {
-    reject::run::<Addr4>(skb, exit).unwrap_or(Action::DROP)
 }

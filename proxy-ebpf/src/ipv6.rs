@@ -6,6 +6,7 @@ use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
 use proxy_common::flow::{FlowKey, Hook};
 use proxy_common::frontend::FrontendKey;
+use proxy_common::hook::PacketHook;
 use proxy_common::share::{PortAndShare, Register};
 
 use crate::established::{self, Head};
@@ -14,7 +15,6 @@ use crate::maps::{Memory, Moment, again};
 use crate::net::{self, At, FragmentPart, Header, Net, diff, sum};
 use crate::open::{Claim, Draw};
 use crate::outcome::Outcome;
-use crate::reject::{self, Exit};
 use crate::ring::Ring;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, global_fn, redirect};
@@ -300,8 +300,24 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn reject(skb: Skb, exit: Exit) -> Action {
-        reject6(skb, exit)
+    fn refuse(skb: Skb, hook: PacketHook, outcome: Outcome, _: Memory) -> Action {
+        Action(global_fn::kpx_refuse6(
+            skb.as_ptr(),
+            hook.id().0.into(),
+            outcome.0,
+        ))
+    }
+
+    #[inline(always)]
+    fn select_backend(_: Memory) -> Result<(), Reason> {
+        Outcome(global_fn::kpx_select6()).number().map(drop)
+    }
+
+    #[inline(always)]
+    fn rewrite_packet(skb: Skb, _: Memory) -> Result<(), Reason> {
+        Outcome(global_fn::kpx_rewrite6(skb.as_ptr()))
+            .number()
+            .map(drop)
     }
 
     #[inline(always)]
@@ -434,9 +450,4 @@ impl Net for Addr6 {
     fn forget_first_flow(ring: Ring, spares: bool) -> u32 {
         global_fn::kpx_forget6(ring.0, spares.into())
     }
-}
-
-#[inline(never)]
-fn reject6(skb: Skb, exit: Exit) -> Action {
-    reject::run::<Addr6>(skb, exit).unwrap_or(Action::DROP)
 }

@@ -24,13 +24,13 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
         return Err(Reason::NotUnicast);
     }
     if flow::follow::<A>(skb, Hook::EGRESS, mark, memory.lend())? {
-        let (scratch, _) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
+        let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
         // Another program's connection leaves with another port by a device only. Here its peer is
         // this host, which takes the packet as it is.
         if scratch.flow.has(Flow::<A>::FOREIGN_NAT) {
             return Err(Reason::NotOurs);
         }
-        return host::give_back(skb, &scratch.packet, &scratch.flow);
+        return host::give_back::<A>(skb, memory);
     }
     if maps::node().is_some_and(|node| node.has(Node::HOST)) {
         return Err(Reason::NotOurs);

@@ -31,7 +31,6 @@ mod flow;
 mod foreign_nat;
 mod fragment;
 mod global_fn;
-mod headerless;
 mod host;
 mod icmp;
 mod ingress;
@@ -55,6 +54,7 @@ mod sctp;
 mod select;
 mod setting;
 mod skb;
+mod slow;
 mod socket;
 mod state_change;
 mod tcp;
@@ -62,63 +62,29 @@ mod tcp;
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use proxy_common::addr::{Addr4, Addr6};
-use proxy_common::counter::{Event, Reason, Verdict};
+use proxy_common::counter::Reason;
 use proxy_common::flow::Hook;
 use proxy_common::hook::PacketHook;
 
 use crate::maps::Memory;
 use crate::net::Net;
 use crate::outcome::{Action, Outcome};
-use crate::reject::Exit;
-use crate::skb::{LinkHeader, PacketMark, Skb};
+use crate::redirect::Forward;
+use crate::skb::{LinkHeader, Skb};
 
 #[classifier]
 pub fn kpx_ingress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
-    let mut memory = unsafe { Memory::of_hook() };
+    let memory = unsafe { Memory::of_hook() };
     skb.clear_foreign_mark();
     if ingress::is_for_macvlan(skb) {
         maps::count(Reason::NotOurs);
         return Action::PASS.0;
     }
     match skb.ethertype() {
-        Addr4::ETHERTYPE => {
-            let outcome = arriving4(skb, memory.lend())
-                .or_slow(|| ingress4(skb, LinkHeader::Ethernet, memory.lend()));
-            conclude::<Addr4>(
-                skb,
-                outcome.or_error(|| {
-                    icmp4(
-                        skb,
-                        LinkHeader::Ethernet,
-                        Hook::INGRESS,
-                        PacketMark::NONE,
-                        memory.lend(),
-                    )
-                }),
-                PacketHook::Ingress,
-                memory,
-            )
-        }
-        Addr6::ETHERTYPE => {
-            let outcome = arriving6(skb, memory.lend())
-                .or_slow(|| ingress6(skb, LinkHeader::Ethernet, memory.lend()));
-            conclude::<Addr6>(
-                skb,
-                outcome.or_error(|| {
-                    icmp6(
-                        skb,
-                        LinkHeader::Ethernet,
-                        Hook::INGRESS,
-                        PacketMark::NONE,
-                        memory.lend(),
-                    )
-                }),
-                PacketHook::Ingress,
-                memory,
-            )
-        }
+        Addr4::ETHERTYPE => arriving::<Addr4>(skb, memory),
+        Addr6::ETHERTYPE => arriving::<Addr6>(skb, memory),
         _ if ingress::is_hidden_by_tags(skb) => {
             maps::count(Reason::Spoofed);
             Action::DROP.0
@@ -131,33 +97,10 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
 pub fn kpx_egress(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
-    let mut memory = unsafe { Memory::of_hook() };
-    let mark = skb.packet_mark();
+    let memory = unsafe { Memory::of_hook() };
     match skb.ethertype() {
-        Addr4::ETHERTYPE => {
-            let outcome = leaving4(skb, memory.lend())
-                .or_slow(|| egress4(skb, LinkHeader::Ethernet, memory.lend()));
-            conclude::<Addr4>(
-                skb,
-                outcome.or_error(|| {
-                    icmp4(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend())
-                }),
-                PacketHook::Egress,
-                memory,
-            )
-        }
-        Addr6::ETHERTYPE => {
-            let outcome = leaving6(skb, memory.lend())
-                .or_slow(|| egress6(skb, LinkHeader::Ethernet, memory.lend()));
-            conclude::<Addr6>(
-                skb,
-                outcome.or_error(|| {
-                    icmp6(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend())
-                }),
-                PacketHook::Egress,
-                memory,
-            )
-        }
+        Addr4::ETHERTYPE => leaving::<Addr4>(skb, memory),
+        Addr6::ETHERTYPE => leaving::<Addr6>(skb, memory),
         _ => not_ip(Action::PASS),
     }
 }
@@ -166,40 +109,10 @@ pub fn kpx_egress(ctx: TcContext) -> i32 {
 pub fn kpx_anchor(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
-    let mut memory = unsafe { Memory::of_hook() };
+    let memory = unsafe { Memory::of_hook() };
     match skb.ethertype() {
-        Addr4::ETHERTYPE => conclude::<Addr4>(
-            skb,
-            sent4(skb)
-                .or_slow(|| anchor4(skb, memory.lend()))
-                .or_error(|| {
-                    icmp4(
-                        skb,
-                        LinkHeader::Ethernet,
-                        Hook::ANCHOR,
-                        PacketMark::NONE,
-                        memory.lend(),
-                    )
-                }),
-            PacketHook::Anchor,
-            memory,
-        ),
-        Addr6::ETHERTYPE => conclude::<Addr6>(
-            skb,
-            sent6(skb)
-                .or_slow(|| anchor6(skb, memory.lend()))
-                .or_error(|| {
-                    icmp6(
-                        skb,
-                        LinkHeader::Ethernet,
-                        Hook::ANCHOR,
-                        PacketMark::NONE,
-                        memory.lend(),
-                    )
-                }),
-            PacketHook::Anchor,
-            memory,
-        ),
+        Addr4::ETHERTYPE => sent::<Addr4>(skb, memory),
+        Addr6::ETHERTYPE => sent::<Addr6>(skb, memory),
         _ => not_ip(Action::DROP),
     }
 }
@@ -208,218 +121,100 @@ pub fn kpx_anchor(ctx: TcContext) -> i32 {
 pub fn kpx_lo(ctx: TcContext) -> i32 {
     let skb = Skb::new(&ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
-    let mut memory = unsafe { Memory::of_hook() };
-    let mark = skb.packet_mark();
-    match skb.ethertype() {
-        Addr4::ETHERTYPE => {
-            let outcome = lo4(skb, memory.lend())
-                .or_error(|| icmp4(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend()));
-            conclude::<Addr4>(
-                skb,
-                outcome.or_error(|| {
-                    icmp4(
-                        skb,
-                        LinkHeader::Ethernet,
-                        Hook::ANCHOR,
-                        PacketMark::NONE,
-                        memory.lend(),
-                    )
-                }),
-                PacketHook::Lo,
-                memory,
-            )
-        }
-        Addr6::ETHERTYPE => {
-            let outcome = lo6(skb, memory.lend())
-                .or_error(|| icmp6(skb, LinkHeader::Ethernet, Hook::EGRESS, mark, memory.lend()));
-            conclude::<Addr6>(
-                skb,
-                outcome.or_error(|| {
-                    icmp6(
-                        skb,
-                        LinkHeader::Ethernet,
-                        Hook::ANCHOR,
-                        PacketMark::NONE,
-                        memory.lend(),
-                    )
-                }),
-                PacketHook::Lo,
-                memory,
-            )
-        }
-        _ => not_ip(Action::PASS),
-    }
+    let memory = unsafe { Memory::of_hook() };
+    slow::leave_all(skb, LinkHeader::Ethernet, PacketHook::Lo, memory)
 }
 
 #[classifier]
 pub fn kpx_ingress_l3(ctx: TcContext) -> i32 {
+    let skb = Skb::new(&ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
-    headerless::ingress(Skb::new(&ctx), unsafe { Memory::of_hook() })
+    let memory = unsafe { Memory::of_hook() };
+    slow::leave_all(skb, LinkHeader::None, PacketHook::HeaderlessIngress, memory)
 }
 
 #[classifier]
 pub fn kpx_egress_l3(ctx: TcContext) -> i32 {
+    let skb = Skb::new(&ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
-    headerless::egress(Skb::new(&ctx), unsafe { Memory::of_hook() })
+    let memory = unsafe { Memory::of_hook() };
+    slow::leave_all(skb, LinkHeader::None, PacketHook::HeaderlessEgress, memory)
 }
 
-// Bodies are functions of their own, one per family. So the verifier's work stays small, and their
-// stack is free again before anything is answered or logged.
+#[classifier]
+pub fn kpx_slow(ctx: TcContext) -> i32 {
+    let skb = Skb::new(&ctx);
+    // SAFETY: this is the entry of a tc program, and the only call here. The program that called it
+    // by a tail call has ended.
+    let memory = unsafe { Memory::of_hook() };
+    slow::take(skb, LinkHeader::Ethernet, memory)
+}
+
+#[classifier]
+pub fn kpx_slow_l3(ctx: TcContext) -> i32 {
+    let skb = Skb::new(&ctx);
+    // SAFETY: this is the entry of a tc program, and the only call here. The program that called it
+    // by a tail call has ended.
+    let memory = unsafe { Memory::of_hook() };
+    slow::take(skb, LinkHeader::None, memory)
+}
 
 #[inline(always)]
-fn arriving4(skb: Skb, memory: Memory) -> Outcome {
-    if redirect::is_on() {
-        quick4(skb, memory)
+fn arriving<A: Forward>(skb: Skb, mut memory: Memory) -> i32 {
+    let outcome = if redirect::is_on() {
+        A::quick(skb)
     } else {
-        settled4(skb, memory)
-    }
+        settled::<A>(skb, memory.lend())
+    };
+    slow::finish::<A>(
+        skb,
+        LinkHeader::Ethernet,
+        PacketHook::Ingress,
+        outcome,
+        memory,
+    )
 }
 
 #[inline(always)]
-fn arriving6(skb: Skb, memory: Memory) -> Outcome {
-    if redirect::is_on() {
-        quick6(skb, memory)
-    } else {
-        settled6(skb, memory)
-    }
+fn leaving<A: Forward>(skb: Skb, mut memory: Memory) -> i32 {
+    let outcome = unsettled::<A>(skb, memory.lend());
+    slow::finish::<A>(
+        skb,
+        LinkHeader::Ethernet,
+        PacketHook::Egress,
+        outcome,
+        memory,
+    )
 }
 
 #[inline(always)]
-fn quick4(skb: Skb, _: Memory) -> Outcome {
-    Outcome(global_fn::kpx_quick4(skb.as_ptr()))
+fn sent<A: Forward>(skb: Skb, memory: Memory) -> i32 {
+    let outcome = by_kept_link::<A>(skb);
+    slow::finish::<A>(
+        skb,
+        LinkHeader::Ethernet,
+        PacketHook::Anchor,
+        outcome,
+        memory,
+    )
 }
 
-#[inline(always)]
-fn quick6(skb: Skb, _: Memory) -> Outcome {
-    Outcome(global_fn::kpx_quick6(skb.as_ptr()))
-}
-
-// One for each hook: what a hook never meets costs it nothing.
+// One function for each hook: what a hook never meets costs it nothing. Their stack is free again
+// before anything is answered or logged.
 
 #[inline(never)]
-fn settled4(skb: Skb, memory: Memory) -> Outcome {
-    established::run::<Addr4>(skb, Hook::INGRESS, memory)
-}
-
-#[inline(never)]
-fn settled6(skb: Skb, memory: Memory) -> Outcome {
-    established::run::<Addr6>(skb, Hook::INGRESS, memory)
+fn settled<A: Net>(skb: Skb, memory: Memory) -> Outcome {
+    established::run::<A>(skb, Hook::INGRESS, memory)
 }
 
 #[inline(never)]
-fn leaving4(skb: Skb, memory: Memory) -> Outcome {
-    established::run::<Addr4>(skb, Hook::EGRESS, memory)
+fn unsettled<A: Net>(skb: Skb, memory: Memory) -> Outcome {
+    established::run::<A>(skb, Hook::EGRESS, memory)
 }
 
 #[inline(never)]
-fn leaving6(skb: Skb, memory: Memory) -> Outcome {
-    established::run::<Addr6>(skb, Hook::EGRESS, memory)
-}
-
-#[inline(never)]
-fn ingress4(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
-    Outcome::new(ingress::run::<Addr4>(skb, link, memory))
-}
-
-#[inline(never)]
-fn ingress6(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
-    Outcome::new(ingress::run::<Addr6>(skb, link, memory))
-}
-
-#[inline(never)]
-fn egress4(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
-    Outcome::new(egress::run::<Addr4>(skb, link, memory))
-}
-
-#[inline(never)]
-fn egress6(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
-    Outcome::new(egress::run::<Addr6>(skb, link, memory))
-}
-
-#[inline(never)]
-fn sent4(skb: Skb) -> Outcome {
-    anchor::quick::<Addr4>(skb)
-}
-
-#[inline(never)]
-fn anchor4(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::new(anchor::run::<Addr4>(skb, memory))
-}
-
-#[inline(never)]
-fn sent6(skb: Skb) -> Outcome {
-    anchor::quick::<Addr6>(skb)
-}
-
-#[inline(never)]
-fn anchor6(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::new(anchor::run::<Addr6>(skb, memory))
-}
-
-#[inline(never)]
-fn lo4(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::new(lo::run::<Addr4>(skb, memory))
-}
-
-#[inline(never)]
-fn lo6(skb: Skb, memory: Memory) -> Outcome {
-    Outcome::new(lo::run::<Addr6>(skb, memory))
-}
-
-#[inline(never)]
-fn icmp4(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome {
-    Outcome::new(icmp::run::<Addr4>(skb, link, hook, mark, memory))
-}
-
-#[inline(never)]
-fn icmp6(skb: Skb, link: LinkHeader, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome {
-    Outcome::new(icmp::run::<Addr6>(skb, link, hook, mark, memory))
-}
-
-/// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that
-/// is not translated.
-#[inline(always)]
-fn conclude<A: Net>(skb: Skb, outcome: Outcome, hook: PacketHook, mut memory: Memory) -> i32 {
-    let exit = match hook {
-        PacketHook::Anchor | PacketHook::Lo => Exit::Host,
-        PacketHook::Ingress | PacketHook::Egress => Exit::Device,
-        PacketHook::HeaderlessIngress | PacketHook::HeaderlessEgress => Exit::Headerless,
-    };
-    log::packet::<A>(skb, exit.link(), outcome.0, memory.lend());
-    // Most packets of a node that are not translated: what follows here would find the same.
-    if hook != PacketHook::Anchor
-        && let Some(reason) = outcome.is_of_others()
-    {
-        maps::count(reason);
-        return Action::PASS.0;
-    }
-    let reason = match outcome.result() {
-        Ok(Action(action)) => return action,
-        Err(reason) => reason,
-    };
-    maps::count(reason);
-    let verdict = if hook == PacketHook::Anchor {
-        reason.verdict_at_anchor()
-    } else {
-        reason.verdict()
-    };
-    monitor::refused::<A>(skb, hook, reason, verdict, memory);
-    let Action(action) = match verdict {
-        Verdict::Pass => Action::PASS,
-        Verdict::Drop => Action::DROP,
-        Verdict::Reject if !reject::may_answer(skb, exit) => {
-            maps::count(Event::Unanswered);
-            Action::DROP
-        }
-        Verdict::Reject => {
-            let answer = A::reject(skb, exit);
-            if answer != Action::DROP {
-                maps::count(Event::Rejected);
-            }
-            answer
-        }
-    };
-    action
+fn by_kept_link<A: Net>(skb: Skb) -> Outcome {
+    anchor::quick::<A>(skb)
 }
 
 #[inline(always)]

@@ -6,9 +6,12 @@
 //! a third of each start. The calls cost a packet a few nanoseconds.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
+use core::mem::offset_of;
+
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::lpm_trie::Key;
-use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
+use aya_ebpf::programs::TcContext;
 use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::connect::Connects;
@@ -23,12 +26,14 @@ use proxy_common::frontend::{
     SourceRange, service_net,
 };
 use proxy_common::half_open::{CLASSES, PaddedEnds, Place, RINGS_MAX, all_places};
+use proxy_common::hook::SlowProgram;
 use proxy_common::maps::{FLOWS, NO_PREALLOC};
 use proxy_common::policy::Decision;
 use proxy_common::service_counts::ServiceCounts;
 use proxy_common::socket::{Socket, SocketKey};
 
 use crate::net::Net;
+use crate::skb::Skb;
 
 mod answers;
 mod clock;
@@ -64,8 +69,8 @@ pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use half_open::{dequeue, enqueue, free_place, is_full, set_place};
 pub use liberal::{liberal_since, offer};
 use live::{Find, Live};
-use memory::Room;
 pub use memory::{Closing, DecisionMemory, Eviction, Memory, Scratch, again, closing, eviction};
+use memory::{Room, Rooms};
 pub use monitor::{is_watched, monitor};
 pub use senders::{Moment, is_kept as is_sender, keep as keep_sender};
 pub use services::{service_closed, service_opened, service_refused};
@@ -77,6 +82,9 @@ const DEVICES_MAX: u32 = 65_536;
 /// The maps of a family.
 pub trait Maps: Addr {
     const MAPS: &'static FamilyMaps<Self>;
+
+    /// Returns this family's part of a CPU's memory.
+    fn room(rooms: *mut Rooms) -> *mut Room<Self>;
 }
 
 macro_rules! maps {
@@ -96,6 +104,11 @@ macro_rules! maps {
             )+
             impl Maps for A {
                 const MAPS: &'static FamilyMaps<Self> = &FamilyMaps { $($field: &$v4),+ };
+
+                #[inline(always)]
+                fn room(rooms: *mut Rooms) -> *mut Room<Self> {
+                    rooms.wrapping_byte_add(offset_of!(Rooms, v4)).cast()
+                }
             }
         }
 
@@ -109,11 +122,19 @@ macro_rules! maps {
             )+
             impl Maps for A {
                 const MAPS: &'static FamilyMaps<Self> = &FamilyMaps { $($field: &$v6),+ };
+
+                #[inline(always)]
+                fn room(rooms: *mut Rooms) -> *mut Room<Self> {
+                    rooms.wrapping_byte_add(offset_of!(Rooms, v6)).cast()
+                }
             }
         }
     };
 }
 proxy_common::family_maps!(maps);
+
+#[map]
+static SLOW: ProgramArray = ProgramArray::with_max_entries(SlowProgram::ALL.len() as u32, 0);
 
 #[map]
 static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(DEVICES_MAX, NO_PREALLOC);
@@ -136,6 +157,14 @@ const RING_LEN: u32 = 1 << 20;
 static MONITOR: RingBuf = RingBuf::with_byte_size(RING_LEN, 0);
 #[map]
 static WATCHED: Array<u32> = Array::with_max_entries(1, 0);
+
+/// Ends this program, and starts a program of the slow path on the packet. Returns if the array
+/// does not have it.
+#[inline(always)]
+pub fn call_slow(skb: Skb, slow: SlowProgram) {
+    // SAFETY: the caller has nothing left to do, and the hook's memory is no longer lent.
+    unsafe { SLOW.tail_call(&TcContext::new(skb.as_ptr()), slow.index()) }
+}
 
 #[inline(always)]
 pub fn frontend<A: Net>(key: &FrontendKey<A>) -> Option<Frontend<A>> {

@@ -16,6 +16,7 @@ use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node};
 use proxy_common::flow::{FlowKey, Hook};
 use proxy_common::frontend::FrontendKey;
+use proxy_common::hook::PacketHook;
 use proxy_common::share::Register;
 
 use crate::Action;
@@ -23,7 +24,6 @@ use crate::established::Head;
 use crate::maps::{self, Maps, Memory, Moment};
 use crate::open::{Claim, Draw};
 use crate::outcome::Outcome;
-use crate::reject::Exit;
 use crate::ring::Ring;
 use crate::setting::ZERO;
 use crate::skb::{LinkHeader, PacketMark, Skb};
@@ -118,8 +118,11 @@ pub trait Net: Addr + Maps {
     /// Takes from the packet, which has an Ethernet header, what the kernel chooses by among
     /// several next hops where it chooses again.
     fn fib_choice(skb: Skb, fib: &mut FibLookup);
-    /// Answers a packet that is not served: a function of its own for each family.
-    fn reject(skb: Skb, exit: Exit) -> Action;
+    /// Calls [`slow::refuse`](crate::slow::refuse).
+    fn refuse(skb: Skb, hook: PacketHook, outcome: Outcome, memory: Memory) -> Action;
+    /// Calls [`Packet::rewrite`](crate::packet::Packet::rewrite) with the addresses and ports in
+    /// `scratch.becomes`.
+    fn rewrite_packet(skb: Skb, memory: Memory) -> Result<(), Reason>;
     /// Calls the function of `fragment.rs`.
     fn remember_fragment(skb: Skb, is_far: bool);
     fn recall_fragment(skb: Skb) -> bool;
@@ -131,6 +134,8 @@ pub trait Net: Addr + Maps {
 
     /// Calls [`flow::learn`](crate::flow::learn).
     fn follow(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome;
+    /// Calls [`decide::select_backend`](crate::decide::select_backend).
+    fn select_backend(memory: Memory) -> Result<(), Reason>;
     /// Calls [`open::claim_entries`](crate::open::claim_entries).
     fn open(memory: Memory) -> Outcome;
     /// Calls [`open::draw_port`](crate::open::draw_port).

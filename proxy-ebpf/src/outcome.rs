@@ -64,23 +64,23 @@ impl Outcome {
             .find(|reason| self.0 == Self::REASONS + *reason as i32)
     }
 
+    /// Returns the action, if there is one.
     #[inline(always)]
-    pub fn or_slow(self, long: impl FnOnce() -> Self) -> Self {
-        if self.0 == Self::NOT_ESTABLISHED.0 {
-            long()
-        } else {
-            self
-        }
+    pub fn action(&self) -> Option<Action> {
+        (self.0 < Self::REASONS && !self.is_for_slow_path()).then_some(Action(self.0))
     }
 
-    /// Tries a packet of another protocol as an ICMP error about a packet of ours.
+    /// Returns true if the slow path has to take the packet.
     #[inline(always)]
-    pub fn or_error(self, icmp: impl FnOnce() -> Self) -> Self {
-        if self.0 == Self::REASONS + Reason::Protocol as i32 {
-            icmp()
-        } else {
-            self
-        }
+    pub fn is_for_slow_path(&self) -> bool {
+        self.0 == Self::NOT_ESTABLISHED.0
+    }
+
+    /// Returns true for a packet of another protocol, which may be an ICMP error about a packet of
+    /// ours.
+    #[inline(always)]
+    pub fn is_other_protocol(&self) -> bool {
+        self.0 == Self::REASONS + Reason::Protocol as i32
     }
 
     #[inline(always)]

@@ -45,6 +45,9 @@ settings! {
     /// says whether any does.
     FAST_PATH: u32 = 0;
 
+    /// Not 0: the hooks leave the slow path to the programs in `SLOW`. Else they have it themselves.
+    SPLIT: u32 = 0;
+
     /// Answers of each CPU in one second. A flood in a victim's name must not become a flood of
     /// answers.
     ANSWERS_PER_SEC: u32 = 1_024;

@@ -17,9 +17,10 @@ use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
 use proxy_common::counter::Reason;
 use proxy_common::device::{INJECTED_MARK, INJECTED_MASK};
+use proxy_common::hook::{HookId, PacketHook};
 
 use self::mark::{MADE_HERE, MARKS};
-use crate::Action;
+use crate::outcome::{Action, Outcome};
 use crate::packet::Found;
 use crate::setting::EXPOSES_PACKET_MARK;
 
@@ -55,10 +56,10 @@ struct EthernetHeader {
 
 /// Reads a field of the context, as the compiler likes: it may make one access of two.
 macro_rules! field {
-    ($skb:ident.$field:ident) => {
+    ($skb:ident.$field:ident $([$n:literal])?) => {
         // SAFETY: the kernel lends the context for the program's whole run, and this is a field of
         // it.
-        unsafe { (*$skb.0).$field }
+        unsafe { (*$skb.0).$field$([$n])? }
     };
 }
 
@@ -74,11 +75,11 @@ macro_rules! field_alone {
 
 /// Writes a field of the context that the kernel lets tc programs write.
 macro_rules! set_field {
-    ($skb:ident.$field:ident, $value:expr) => {{
+    ($skb:ident.$field:ident $([$n:literal])?, $value:expr) => {{
         let value = $value;
         // SAFETY: the kernel lends the context for the program's whole run, and this is a field of
         // it.
-        unsafe { (*$skb.0).$field = value };
+        unsafe { (*$skb.0).$field$([$n])? = value };
     }};
 }
 
@@ -316,6 +317,20 @@ impl Skb {
         set(2);
         set(3);
         set(4);
+    }
+
+    /// Notes the hook and the outcome of its fast path for the program that takes the packet over
+    /// by a tail call.
+    #[inline(always)]
+    pub fn hand_over(self, hook: PacketHook, outcome: Outcome) {
+        set_field!(self.cb[0], u32::from(hook.id().0));
+        set_field!(self.cb[1], outcome.0 as u32);
+    }
+
+    #[inline(always)]
+    pub fn handed_over(self) -> Option<(PacketHook, Outcome)> {
+        let hook = HookId(field!(self.cb[0]) as u8).known()?;
+        Some((hook, Outcome(field!(self.cb[1]) as i32)))
     }
 
     // Functions of their own: the compiler would make one access of several, to a place that the

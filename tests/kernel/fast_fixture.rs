@@ -21,7 +21,7 @@ use testbed::text::DST_MAC;
 use crate::fixture::{Fixture, counted_since, fixtures_of};
 use crate::offload::sum;
 use crate::packets::Runner;
-use crate::reuse::Setup;
+use crate::reuse::{Kernel, Setup};
 
 /// Neighbours: name, device, last byte of the link address.
 const NEIGHBOURS: [(&str, &str, u8); 4] = [
@@ -43,7 +43,7 @@ const POD: Device = Device::new(
 pub(crate) const FAST: Setup = Setup {
     flow_entries: None,
     fast_path: true,
-    refuses: false,
+    kernel: Kernel::Usual,
     answers_per_sec: None,
     half_open_rings: None,
     knows_no_shares: false,

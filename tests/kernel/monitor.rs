@@ -10,7 +10,7 @@ use proxy_datapath::AnyRecord;
 use testbed::test_run::Verdict::Drop;
 
 use crate::fixture::{Fixture, fixtures, fixtures_of};
-use crate::reuse::Setup;
+use crate::reuse::{Kernel, Setup};
 
 /// Returns the reports so far as text: reason, hook, peers, Service and backend.
 fn reports(fixture: &mut Fixture) -> Result<Vec<String>> {
@@ -102,7 +102,7 @@ fn packet_that_kernel_refuses_to_change_is_reported_unchanged() -> Result<()> {
     for mut fixture in fixtures_of(
         "refused",
         Setup {
-            refuses: true,
+            kernel: Kernel::RefusesChecksums,
             ..Setup::default()
         },
     )? {

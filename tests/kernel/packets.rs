@@ -9,8 +9,9 @@ use testbed::rows::step::{Kind, Step};
 use testbed::rows::update::{self, is_updating};
 
 use crate::fast_fixture::FastFixture;
-use crate::fixture::{Fixture, fixtures_with_room};
+use crate::fixture::{Fixture, fixtures_of, fixtures_with_room};
 use crate::policy::{external_with_room, services_with_room};
+use crate::reuse::Setup;
 
 /// A file of rows, and the Rust file of the tests that run them.
 pub(crate) struct File {
@@ -66,6 +67,14 @@ pub(crate) fn run(file: &str, section: &str) -> Result<()> {
             Kind::External { room } => run_in(external_with_room(room)?, items),
             Kind::Fast => run_in(FastFixture::both()?, items),
         }?;
+    }
+    Ok(())
+}
+
+/// Runs a section of plain fixtures in fixtures with this set-up.
+pub(crate) fn run_with(setup: Setup, file: &str, section: &str) -> Result<()> {
+    for (_, items) in find_section(file, section)?.parts()? {
+        run_in(fixtures_of("rows", setup)?, items)?;
     }
     Ok(())
 }

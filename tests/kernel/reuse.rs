@@ -38,14 +38,40 @@ pub(crate) struct Setup {
     pub(crate) flow_entries: Option<u32>,
     /// The programs can redirect packets past the stack.
     pub(crate) fast_path: bool,
-    /// The kernel refuses checksum changes, so that no packet can be rewritten.
-    pub(crate) refuses: bool,
+    pub(crate) kernel: Kernel,
     /// The limit of answers per CPU and second; None: unlimited.
     pub(crate) answers_per_sec: Option<u32>,
     /// The rings of the half-open queue; None: one for all CPUs.
     pub(crate) half_open_rings: Option<u32>,
     /// One client may fill the flow table.
     pub(crate) knows_no_shares: bool,
+}
+
+/// What the kernel does for the programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    #[default]
+    Usual,
+    /// It refuses checksum changes, so that no packet can be rewritten.
+    RefusesChecksums,
+    /// It refuses programs with tail calls, so that each hook's program has the slow path itself.
+    RefusesTailCalls,
+}
+
+impl Kernel {
+    /// Returns the object with other instructions in place of helper calls.
+    fn object(self) -> Result<Vec<u8>> {
+        const L4_CSUM_REPLACE: u8 = 11;
+        const TAIL_CALL: u8 = 12;
+        const NO_HELPER: u8 = 0xff;
+        const R0_IS_ENOMEM: [u8; 8] = [0xb7, 0, 0, 0, 0xf4, 0xff, 0xff, 0xff];
+        let object = object::embedded()?;
+        match self {
+            Self::Usual => Ok(object.to_vec()),
+            Self::RefusesChecksums => replaced(object, call(L4_CSUM_REPLACE), R0_IS_ENOMEM),
+            Self::RefusesTailCalls => replaced(object, call(TAIL_CALL), call(NO_HELPER)),
+        }
+    }
 }
 
 /// A bench that returns to the idle ones on drop, unless its test has panicked.
@@ -61,7 +87,7 @@ impl Reused {
         let Setup {
             flow_entries,
             fast_path,
-            refuses,
+            kernel,
             answers_per_sec,
             half_open_rings,
             knows_no_shares,
@@ -80,15 +106,7 @@ impl Reused {
             flow_room,
             ..Options::default()
         };
-        let load = || {
-            let object = object::embedded()?;
-            let bench = if refuses {
-                Bench::load_object(&refused(object)?, options)
-            } else {
-                Bench::load(options)
-            };
-            bench.map(Box::new)
-        };
+        let load = || Bench::load_object(&kernel.object()?, options).map(Box::new);
         let mut bench = idle.map_or_else(load, Ok)?;
         clear_all(&mut bench.datapath).context("clear the maps of the last test")?;
         // Tests share the programs, and devices of two namespaces may share an index.
@@ -100,21 +118,22 @@ impl Reused {
     }
 }
 
-/// Returns the object with each call of `bpf_l4_csum_replace` replaced by -ENOMEM.
-fn refused(object: &[u8]) -> Result<Vec<u8>> {
-    // Opcodes, registers, offset, and the immediate in native byte order.
-    const CALL: [u8; 8] = [0x85, 0, 0, 0, 11, 0, 0, 0];
-    const R0_IS_ENOMEM: [u8; 8] = [0xb7, 0, 0, 0, 0xf4, 0xff, 0xff, 0xff];
+/// The call of a helper: opcode, registers, offset, and the immediate in native byte order.
+fn call(helper: u8) -> [u8; 8] {
+    [0x85, 0, 0, 0, helper, 0, 0, 0]
+}
+
+fn replaced(object: &[u8], from: [u8; 8], to: [u8; 8]) -> Result<Vec<u8>> {
     let mut object = object.to_vec();
     let mut count = 0;
     for instruction in object
-        .chunks_exact_mut(size_of_val(&CALL))
-        .filter(|chunk| *chunk == CALL)
+        .chunks_exact_mut(from.len())
+        .filter(|chunk| *chunk == from)
     {
-        instruction.copy_from_slice(&R0_IS_ENOMEM);
+        instruction.copy_from_slice(&to);
         count += 1;
     }
-    ensure!(count > 4, "only {count} calls of bpf_l4_csum_replace");
+    ensure!(count > 4, "only {count} instructions {from:?}");
     Ok(object)
 }
 

@@ -3,6 +3,7 @@
 mod fixture;
 mod start;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 
@@ -10,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use testbed::agent::{DEADLINE, wait_until};
 use testbed::lab::Family;
 
-use crate::pins::fixture::{Fixture, NODE, link_ids, map_ids, program_ids};
+use crate::pins::fixture::{Fixture, NODE, link_ids, map_ids, program_ids, slow_ids};
 
 #[test]
 fn a_killed_agent_is_not_missed_and_the_next_takes_over() -> Result<()> {
@@ -21,6 +22,7 @@ fn a_killed_agent_is_not_missed_and_the_next_takes_over() -> Result<()> {
         let mut open = fixture.connections()?;
         let maps = map_ids(&fixture.dir())?;
         let links = link_ids(&fixture.dir())?;
+        let slow = slow_ids(&fixture.dir())?;
         let programs = program_ids(&agent)?;
         drop(agent); // By SIGKILL.
         open.answer()
@@ -35,6 +37,13 @@ fn a_killed_agent_is_not_missed_and_the_next_takes_over() -> Result<()> {
         ensure!(
             link_ids(&fixture.dir())? == links && links.is_empty() == (how == "clsact"),
             "{how}: {links:?}"
+        );
+        let slow_now = slow_ids(&fixture.dir())?;
+        let arrays = usize::from(how == "tcx");
+        ensure!(
+            [&slow, &slow_now].map(BTreeMap::len) == [arrays; 2]
+                && slow_now.keys().all(|array| !slow.contains_key(array)),
+            "{how}: {slow:?}, then {slow_now:?}"
         );
         let now = program_ids(&agent)?;
         ensure!(

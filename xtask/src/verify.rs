@@ -55,15 +55,18 @@ fn programs(object: &Path) -> Result<()> {
         "{:<12} {:>9} {:>9} {:>12}",
         "program", "verified", "stack", "to load"
     );
-    for fast_path in [0_u32, 1] {
-        if fast_path != 0 {
-            println!("with --fast-path:");
-        }
+    for (fast_path, split, title) in [
+        (0_u32, 1_u32, "one slow path for all hooks:"),
+        (1, 1, "the same with --fast-path:"),
+        (1, 0, "a slow path in each, with --fast-path:"),
+    ] {
+        println!("{title}");
         let mut loader = EbpfLoader::new();
         // All socket options are set, so that the verifier follows all branches.
         loader.override_global(names::SOCKET_FLAGS, &u32::MAX, true);
         let ebpf = loader
             .override_global(names::FAST_PATH, &fast_path, true)
+            .override_global(names::SPLIT, &split, true)
             .load(&bytes);
         load_all(
             &mut ebpf.context("make the maps of the kernel programs")?,

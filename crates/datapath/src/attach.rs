@@ -24,6 +24,7 @@ use super::attached::{Attached, AttachedProgram};
 use super::links::link_name;
 use super::persistence::{Persistence, PersistenceKind};
 use super::pins::remove_pin;
+use super::slow_path;
 use super::sockets::Sockets;
 use super::sys::tcx_query::tcx_programs;
 use super::verifier;
@@ -494,6 +495,9 @@ pub(super) fn direction(attach_type: TcAttachType) -> Direction {
 /// Returns a hook's loaded program. Programs that few nodes need are loaded with the first device
 /// that needs them.
 pub(super) fn loaded(ebpf: &mut Ebpf, hook: PacketHook) -> Result<&mut SchedClassifier> {
+    if program(ebpf, hook.program())?.fd().is_err() && slow_path::is_separate(ebpf)? {
+        slow_path::load(ebpf, hook.slow())?;
+    }
     let program = program(ebpf, hook.program())?;
     if program.fd().is_err() {
         verifier::load(|| program.load())

@@ -1,8 +1,8 @@
 //! The kernel side of a node: loads programs, opens maps, attaches programs to devices.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, iter};
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
@@ -10,7 +10,7 @@ use aya::util::nr_cpus;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use proxy_common::flow::Timeouts;
 use proxy_common::half_open::{Rings, all_places};
-use proxy_common::hook::PacketHook;
+use proxy_common::hook::{PacketHook, SlowProgram};
 use proxy_common::maps::FLOWS;
 use proxy_common::names::{self, FamilyMaps};
 use tokio::sync::Notify;
@@ -28,6 +28,7 @@ use crate::node_maps::NodeMaps;
 use crate::persistence::Persistence;
 use crate::pins::{PinPath, Resize, retired};
 use crate::sizes::{MapSize, Sizes, half_open_places};
+use crate::slow_path::{self, SlowPin};
 use crate::sockets::{self, PodRows, SocketOptions, StaleSockets};
 use crate::tables::KernelTables;
 use crate::verifier;
@@ -64,6 +65,9 @@ pub struct Options {
     /// Loads the programs that redirect packets past the network stack. [`NodeMaps::set_node`]
     /// enables and disables them.
     pub fast_path: bool,
+    /// Loads the slow path into the program of each hook, instead of once for all hooks: see
+    /// [`slow_path`].
+    pub whole: bool,
     pub timeouts: Timeouts,
     /// Keeps the hooks' packet marks, so that BPF_PROG_TEST_RUN returns them, for tests of several
     /// hooks.
@@ -100,14 +104,24 @@ impl Datapath {
         sockets::remove_unused(&persistence.pins, options.sockets)?;
         let unused = sockets::unused_maps(options.sockets);
         pins.retain(|pin| !unused.contains(&pin.name.as_str()));
+        options.whole |= !persistence.pins.are_of_host();
         let (ebpf, unfit) = load_fitting(object, &mut options, &pins)?;
         if unfit.is_some() {
             sockets::remove_unused(&persistence.pins, None)?;
         }
+        // Before the first program is attached: see `slow_path`.
+        let slow_pin = if options.whole {
+            None
+        } else {
+            Some(SlowPin::new(&persistence.pins, &ebpf)?)
+        };
+        let slow = persistence.pins.slow();
         let resize = Resize::new(pins);
         resize.copy()?;
         let mut this = Self::new(ebpf, options, Some(persistence))?;
-        if !this.attachments.adopt()? {
+        if this.attachments.adopt()? {
+            slow_path::remove_pins(&slow, slow_pin.as_ref())?;
+        } else {
             this.flows.share();
         }
         if let Some(why) = unfit {
@@ -157,7 +171,9 @@ impl Datapath {
 
 impl Options {
     fn programs(&self) -> Vec<&'static str> {
+        let slow = (!self.whole).then(|| SlowProgram::Ethernet.program());
         PacketHook::common_programs()
+            .chain(slow)
             .chain(self.sockets.into_iter().flat_map(sockets::programs))
             .collect()
     }
@@ -214,6 +230,16 @@ impl fmt::Display for OfSockets {
     }
 }
 
+/// The context of errors in packet programs that call the slow path.
+#[derive(Debug)]
+struct OfSlowPath;
+
+impl fmt::Display for OfSlowPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("programs that call the slow path")
+    }
+}
+
 /// Loads the object. If the kernel refuses optional programs, loads the rest and returns the
 /// kernel's error too.
 fn load_fitting(
@@ -221,15 +247,27 @@ fn load_fitting(
     options: &mut Options,
     pins: &[PinPath],
 ) -> Result<(Ebpf, Option<anyhow::Error>)> {
-    match load(object, *options, pins) {
-        Err(error)
-            if error.is::<OfSockets>()
-                && options.sockets.is_some_and(|sockets| sockets.is_optional) =>
-        {
-            options.sockets = None;
-            Ok((load(object, *options, pins)?, Some(error)))
+    options.whole |= options.mechanism == Some(Mechanism::Clsact) || !slow_path::may_be_separate()?;
+    let mut unfit = None;
+    loop {
+        match load(object, *options, pins) {
+            Err(error)
+                if error.is::<OfSockets>()
+                    && options.sockets.is_some_and(|sockets| sockets.is_optional) =>
+            {
+                options.sockets = None;
+                unfit = Some(error);
+            }
+            // A kernel without its compiler has no tail calls in programs with functions.
+            Err(error) if error.is::<OfSlowPath>() && !options.whole => {
+                debug!(
+                    error = format!("{error:#}"),
+                    "loading the slow path into each hook's program"
+                );
+                options.whole = true;
+            }
+            loaded => return Ok((loaded?, unfit)),
         }
-        loaded => Ok((loaded?, None)),
     }
 }
 
@@ -279,11 +317,19 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
     if options.exposes_packet_mark {
         loader.override_global(names::EXPOSES_PACKET_MARK, &1_u32, true);
     }
+    if !options.whole {
+        loader.override_global(names::SPLIT, &1_u32, true);
+    }
     let mut ebpf = loader.load(object).context("load the BPF object")?;
-    verifier::load_all(
-        &mut ebpf,
-        &PacketHook::common_programs().collect::<Vec<_>>(),
-    )?;
+    if options.whole {
+        verifier::load_all(&mut ebpf, PacketHook::common_programs())?;
+    } else {
+        // The slow path first: it takes the longest.
+        let slow = SlowProgram::Ethernet;
+        let programs = iter::once(slow.program()).chain(PacketHook::common_programs());
+        verifier::load_all(&mut ebpf, programs).context(OfSlowPath)?;
+        slow_path::load(&mut ebpf, slow)?;
+    }
     if let Some(options) = options.sockets {
         sockets::load(&mut ebpf, options).context(OfSockets)?;
     }

@@ -118,6 +118,7 @@ fn data(map: &Map) -> Option<&MapData> {
         | Map::LpmTrie(data)
         | Map::LruHashMap(data)
         | Map::PerCpuArray(data)
+        | Map::ProgramArray(data)
         | Map::Queue(data) => Some(data),
         _ => None,
     }

@@ -8,6 +8,7 @@
 //!   v2/maps/<name>-<max entries>    a map that is about to replace <name>: see `resize`
 //!   v2/links/<ifindex>-<hook>       TCX only: a filter of clsact stays with its qdisc
 //!   v2/links/socket-<call>          of the cgroup's root
+//!   v2/slow/<map id>                the array of a load: see `slow_path`
 //! ```
 //!
 //! In a container without the host's BPF file system the directory disappears with the container:
@@ -89,7 +90,7 @@ impl Pins {
         // directory is known to be kpx's.
         let closed = fs::set_permissions(root, Permissions::from_mode(0o700));
         closed.with_context(|| format!("restrict access to {}", root.display()))?;
-        for dir in [this.maps(), this.links()] {
+        for dir in [this.maps(), this.links(), this.slow()] {
             fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         }
         this.check_netns()?;
@@ -100,6 +101,11 @@ impl Pins {
     /// containers.
     pub fn is_ours_alone(&self) -> bool {
         self.bpf_fs == BpfFs::Container
+    }
+
+    /// Returns true if the directory outlives containers.
+    pub(super) fn are_of_host(&self) -> bool {
+        self.bpf_fs == BpfFs::Host
     }
 
     /// Returns true if the directory's lifetime is unknown.
@@ -121,6 +127,11 @@ impl Pins {
 
     pub(super) fn links(&self) -> PathBuf {
         self.dir.join("links")
+    }
+
+    /// Returns the directory of the arrays through which programs call the slow path.
+    pub(super) fn slow(&self) -> PathBuf {
+        self.dir.join("slow")
     }
 
     pub(super) fn maps(&self) -> PathBuf {

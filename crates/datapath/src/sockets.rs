@@ -107,7 +107,7 @@ pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
 }
 
 pub(super) fn load(ebpf: &mut Ebpf, options: SocketOptions) -> Result<()> {
-    verifier::load_all(ebpf, &programs(options))
+    verifier::load_all(ebpf, programs(options).into_iter())
 }
 
 fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSockAddr> {

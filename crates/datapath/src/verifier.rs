@@ -46,15 +46,17 @@ const LOADERS: usize = 2;
 
 /// Loads programs by name, several at the same time. Verification takes most of a start, and holds
 /// no kernel lock for privileged users.
-pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
+pub(crate) fn load_all(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str>) -> Result<()> {
     let mut programs: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
-    let wanted = names.iter().map(|&name| {
+    let wanted = names.map(|name| {
         let program = programs
             .remove(name)
             .with_context(|| format!("no program {name} in the BPF object"))?;
         Ok((name, program))
     });
-    let waiting = Mutex::new(wanted.collect::<Result<Vec<_>>>()?.into_iter());
+    let wanted = wanted.collect::<Result<Vec<_>>>()?;
+    let count = wanted.len();
+    let waiting = Mutex::new(wanted.into_iter());
     // Release the lock before the load.
     let next = || {
         waiting
@@ -65,7 +67,7 @@ pub(crate) fn load_all(ebpf: &mut Ebpf, names: &[&str]) -> Result<()> {
     let work = || iter::from_fn(next).try_for_each(|(name, program)| load_named(name, program));
     let others = thread::available_parallelism()
         .map_or(1, NonZero::get)
-        .min(names.len())
+        .min(count)
         .min(LOADERS)
         .saturating_sub(1);
     thread::scope(|scope| {

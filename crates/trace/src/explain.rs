@@ -370,6 +370,9 @@ pub fn explain(reason: Reason) -> &'static str {
         }
         Reason::Draining => "kpx is about to leave this node, and opens no more flows",
         Reason::Rewrite => "the kernel refused to change the packet",
+        Reason::SlowPathMissing => {
+            "the program for new flows is missing: another program has emptied the map SLOW"
+        }
     }
 }
 
@@ -441,6 +444,10 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
         Reason::StaleSlot | Reason::Rewrite => &[
             "The client's next attempt succeeds.",
             "If the count grows steadily, report it with kpx status -o json.",
+        ],
+        Reason::SlowPathMissing => &[
+            "Restart kpx on the node: it loads its programs again.",
+            "Look for a program on the node that changes BPF maps or removes pins.",
         ],
         Reason::NotIp
         | Reason::Vlan

@@ -2,7 +2,9 @@
 
 use core::marker::PhantomData;
 
-use proxy_common::addr::Addr;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::PerCpuArray;
+use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::frontend::Service;
 use proxy_common::half_open::Place;
@@ -29,7 +31,16 @@ pub struct Scratch<A: Addr> {
     pub becomes: redirect::Becomes<A>,
 }
 
-/// This CPU's memory: one map for both parts, because Linux allows a program 64 maps.
+/// This CPU's memory: one map for all parts of both families, because Linux allows a program 64
+/// maps.
+#[map]
+static ROOM: PerCpuArray<Rooms> = PerCpuArray::with_max_entries(1, 0);
+
+pub struct Rooms {
+    pub v4: Room<Addr4>,
+    pub v6: Room<Addr6>,
+}
+
 #[derive(Clone, Copy)]
 pub struct Room<A: Addr> {
     scratch: Scratch<A>,
@@ -85,7 +96,7 @@ impl<'run> Memory<'run> {
     /// Borrows the scratch, and leaves the right to the decision.
     #[inline(always)]
     pub fn scratch<A: Net>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
-        let Live(room) = A::MAPS.rooms.find(&0)?;
+        let room = room::<A>()?;
         // SAFETY: the slot is this CPU's own, and `self` is used up: no other code has the right to
         // borrow this part of it during `'run`.
         Some((unsafe { &mut (*room).scratch }, self.decision()))
@@ -115,6 +126,12 @@ impl<'run> DecisionMemory<'run> {
     }
 }
 
+#[inline(always)]
+fn room<A: Net>() -> Option<*mut Room<A>> {
+    let Live(rooms) = ROOM.find(&0)?;
+    Some(A::room(rooms))
+}
+
 /// Reads a value of the hook's own again from where it lies, so that the verifier takes it for any.
 #[inline(always)]
 pub fn again<T: Copy>(value: &T) -> T {
@@ -130,7 +147,7 @@ pub fn again<T: Copy>(value: &T) -> T {
 /// Only tc programs call it, and the kernel runs one of those at a time on a CPU.
 #[inline(always)]
 pub unsafe fn eviction<'run, A: Net>() -> Option<&'run mut Eviction<A>> {
-    let Live(room) = A::MAPS.rooms.find(&0)?;
+    let room = room::<A>()?;
     // SAFETY: the slot is this CPU's own, and its caller promises to be alone with this part of it.
     Some(unsafe { &mut (*room).eviction })
 }
@@ -143,7 +160,7 @@ pub unsafe fn eviction<'run, A: Net>() -> Option<&'run mut Eviction<A>> {
 /// call it, and the kernel runs one of those at a time on a CPU.
 #[inline(always)]
 pub unsafe fn closing<'run, A: Net>() -> Option<&'run mut Closing<A>> {
-    let Live(room) = A::MAPS.rooms.find(&0)?;
+    let room = room::<A>()?;
     // SAFETY: the slot is this CPU's own, and its caller promises to be alone with this part of it.
     Some(unsafe { &mut (*room).closing })
 }

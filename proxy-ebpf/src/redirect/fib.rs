@@ -18,6 +18,7 @@ use super::{Delivery, Known};
 use crate::established::Head;
 use crate::maps;
 use crate::net::{self, Net};
+use crate::outcome::Outcome;
 use crate::setting::FAST_PATH;
 use crate::skb::{ETH_LEN, Skb};
 use crate::{Action, global_fn};
@@ -142,6 +143,8 @@ pub trait Forward: Net {
     fn may_go_on(skb: Skb, head: &Head<Self>) -> bool;
     fn any_key(key: &FlowKey<Self>) -> AnyKey;
 
+    /// Calls [`super::quick`].
+    fn quick(skb: Skb) -> Outcome;
     /// Calls [`super::deliver`].
     fn deliver(skb: Skb, known: Known) -> Delivery;
     /// Calls [`super::errors::deliver`].
@@ -312,6 +315,11 @@ impl Forward for Addr4 {
     }
 
     #[inline(always)]
+    fn quick(skb: Skb) -> Outcome {
+        Outcome(global_fn::kpx_quick4(skb.as_ptr()))
+    }
+
+    #[inline(always)]
     fn deliver(skb: Skb, known: Known) -> Delivery {
         Delivery(global_fn::kpx_deliver4(skb.as_ptr(), known.0))
     }
@@ -359,6 +367,11 @@ impl Forward for Addr6 {
     #[inline(always)]
     fn any_key(key: &FlowKey<Self>) -> AnyKey {
         AnyKey::of_v6(key)
+    }
+
+    #[inline(always)]
+    fn quick(skb: Skb) -> Outcome {
+        Outcome(global_fn::kpx_quick6(skb.as_ptr()))
     }
 
     #[inline(always)]

@@ -3,7 +3,8 @@
 
 use proxy_common::addr::{Addr, SockAddr};
 
-/// The addresses and ports that a packet gets. In map memory, as a
+/// The addresses and ports that [`Net::rewrite_packet`](crate::net::Net::rewrite_packet) gives to a
+/// packet. In map memory, as a
 /// [`Packet`](crate::packet::Packet) is.
 #[derive(Clone, Copy)]
 pub struct Becomes<A: Addr> {
@@ -13,6 +14,15 @@ pub struct Becomes<A: Addr> {
     pub is_far: u32,
     /// The number of the [`Plan`]. On the short way, not 0 if the packet has news.
     pub plan: u32,
+}
+
+impl<A: Addr> Becomes<A> {
+    #[inline(always)]
+    pub fn set(&mut self, src: SockAddr<A>, dst: SockAddr<A>, is_far: bool) {
+        self.src = src;
+        self.dst = dst;
+        self.is_far = is_far.into();
+    }
 }
 
 /// The way of a packet whose route is in `scratch.route`, in one register.

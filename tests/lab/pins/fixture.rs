@@ -133,6 +133,11 @@ pub(crate) fn map_ids(dir: &Path) -> Result<BTreeMap<String, u32>> {
     pins(dir, "maps", |path| Ok(MapInfo::from_pin(path)?.id()))
 }
 
+/// Returns the ids of the pinned arrays through which programs call the slow path.
+pub(crate) fn slow_ids(dir: &Path) -> Result<BTreeMap<String, u32>> {
+    pins(dir, "slow", |path| Ok(MapInfo::from_pin(path)?.id()))
+}
+
 /// Returns the ids of the pinned links, by the names of their pins.
 pub(crate) fn link_ids(dir: &Path) -> Result<BTreeMap<String, u32>> {
     pins(dir, "links", |path| {

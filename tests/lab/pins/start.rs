@@ -13,7 +13,7 @@ use testbed::cgroup::Cgroup;
 use testbed::lab::Layout;
 use testbed::served_lab::ServedLab;
 
-use crate::pins::fixture::{Fixture, link_ids, map_ids, program_ids};
+use crate::pins::fixture::{Fixture, link_ids, map_ids, program_ids, slow_ids};
 
 #[test]
 fn start_refuses_pins_that_it_cannot_take_over() -> Result<()> {
@@ -175,6 +175,10 @@ fn kpx_completes_an_interrupted_start() -> Result<()> {
     fs::remove_file(dir.join("v2/netns"))?;
     // The crash came before the old flow table was dropped.
     MapData::from_pin(dir.join("v2/maps/FLOWS4"))?.pin(dir.join("v2/maps/FLOWS4-9"))?;
+    // And before the array of an earlier load was.
+    let slow = slow_ids(&dir)?;
+    let array = slow.keys().next().context("an array")?;
+    MapData::from_pin(dir.join("v2/slow").join(array))?.pin(dir.join("v2/slow/earlier"))?;
     let agent = fixture.kpx(&[])?;
     ensure!(
         map_ids(&dir)?.keys().eq(maps.keys()),
@@ -185,6 +189,11 @@ fn kpx_completes_an_interrupted_start() -> Result<()> {
         link_ids(&dir)?.keys().eq(links.keys()),
         "{:?}",
         link_ids(&dir)?
+    );
+    ensure!(
+        slow_ids(&dir)?.len() == 1 && !slow_ids(&dir)?.contains_key(array),
+        "{:?}",
+        slow_ids(&dir)?
     );
     fixture.serves()?;
     drop(agent);

@@ -15,18 +15,16 @@ pub(crate) struct KeptMaps(Vec<(PathBuf, MapData)>);
 
 impl KeptMaps {
     pub(crate) fn open(pins: &Pins) -> Result<Self> {
-        let open = |name: String| {
-            let path = pins.maps().join(name);
-            let map = MapData::from_pin(&path)
-                .with_context(|| format!("open the pinned map {}", path.display()))?;
-            Ok((path, map))
-        };
-        Ok(Self(
-            names(&pins.maps())?
-                .into_iter()
-                .map(open)
-                .collect::<Result<_>>()?,
-        ))
+        let mut kept = Vec::new();
+        for dir in [pins.maps(), pins.slow()] {
+            for name in names(&dir)? {
+                let path = dir.join(name);
+                let map = MapData::from_pin(&path)
+                    .with_context(|| format!("open the pinned map {}", path.display()))?;
+                kept.push((path, map));
+            }
+        }
+        Ok(Self(kept))
     }
 
     /// Restores missing pins. Returns their number.
@@ -46,7 +44,8 @@ impl KeptMaps {
 impl Pins {
     /// Creates missing directories again. Returns an error if the BPF file system is unmounted.
     pub(crate) fn reopen(&self) -> Result<()> {
-        if self.maps().exists() && self.links().exists() {
+        let dirs = [self.maps(), self.links(), self.slow()];
+        if dirs.iter().all(|dir| dir.exists()) {
             return Ok(());
         }
         let root = self.dir.parent().context("a folder of layouts")?;
@@ -60,7 +59,7 @@ impl Pins {
         trust(root)?;
         fs::set_permissions(root, Permissions::from_mode(0o700))
             .with_context(|| format!("close {}", root.display()))?;
-        for dir in [self.maps(), self.links()] {
+        for dir in dirs {
             fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         }
         self.check_netns()

@@ -1,0 +1,72 @@
+//! The programs of the slow path, and the array through which the hooks' programs call them.
+//!
+//! The kernel empties the array with its last descriptor or pin, and then the hooks' programs have
+//! no slow path. So each load has an array of its own, and pins it before its programs replace a
+//! predecessor's. TCX links need such pins as well. clsact filters stay without, and pins may
+//! disappear with a container: there each hook's program has the slow path itself
+//! ([`Options::whole`](crate::Options::whole)).
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use aya::Ebpf;
+use aya::maps::{Map, MapData, ProgramArray};
+use aya::util::KernelVersion;
+use proxy_common::hook::SlowProgram;
+use proxy_common::names;
+
+use crate::attach::program;
+use crate::pins::{self, Pins, remove_pin};
+use crate::verifier;
+
+/// Returns true if the kernel has TCX links.
+pub(crate) fn may_be_separate() -> Result<bool> {
+    const FIRST_WITH_TCX: KernelVersion = KernelVersion::new(6, 6, 0);
+    Ok(KernelVersion::current().context("read the kernel's version")? >= FIRST_WITH_TCX)
+}
+
+/// Loads a program of the slow path if it is not loaded, and makes it callable.
+pub(crate) fn load(ebpf: &mut Ebpf, slow: SlowProgram) -> Result<()> {
+    let name = slow.program();
+    let program = program(ebpf, name)?;
+    if program.fd().is_err() {
+        verifier::load(|| program.load()).with_context(|| format!("load program {name}"))?;
+    }
+    let fd = program.fd()?.try_clone()?;
+    let map = ebpf.map_mut(names::SLOW).context("no map SLOW")?;
+    let mut array: ProgramArray<&mut MapData> = map.try_into().context("map SLOW")?;
+    array
+        .set(slow.index(), &fd, 0)
+        .with_context(|| format!("write {name} to SLOW"))
+}
+
+/// Returns true if the hooks' programs call the slow path, and so do not contain it.
+pub(crate) fn is_separate(ebpf: &mut Ebpf) -> Result<bool> {
+    Ok(program(ebpf, SlowProgram::Ethernet.program())?.fd().is_ok())
+}
+
+/// The pin of a load's array.
+pub(crate) struct SlowPin(PathBuf);
+
+impl SlowPin {
+    pub(crate) fn new(pins: &Pins, ebpf: &Ebpf) -> Result<Self> {
+        let Some(Map::ProgramArray(array)) = ebpf.map(names::SLOW) else {
+            bail!("no map SLOW in the BPF object");
+        };
+        let id = array.info().context("read information about SLOW")?.id();
+        let path = pins.slow().join(id.to_string());
+        array
+            .pin(&path)
+            .with_context(|| format!("pin {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+/// Removes the pins of other loads than `own`: none of their programs is attached any more.
+pub(crate) fn remove_pins(dir: &Path, own: Option<&SlowPin>) -> Result<()> {
+    pins::names(dir)?
+        .into_iter()
+        .map(|name| dir.join(name))
+        .filter(|path| own.is_none_or(|SlowPin(own)| own != path))
+        .try_for_each(|path| remove_pin(&path))
+}

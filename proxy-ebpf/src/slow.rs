@@ -1,0 +1,256 @@
+//! The slow path: what the hooks do with all packets that no fast path has finished.
+//!
+//! One program has it for all hooks (`kpx_slow`; `kpx_slow_l3` for devices without Ethernet
+//! header), so that a start verifies each of its parts once. The hooks' programs reach it by a tail
+//! call through [`maps::call_slow`]. The kernel empties that array with its last descriptor or pin.
+//! Where nothing pins it (`SPLIT` is 0), each hook's program has the slow path itself.
+
+use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::counter::{Event, Reason, Verdict};
+use proxy_common::flow::Hook;
+use proxy_common::hook::{HookId, PacketHook};
+
+use crate::maps::{self, Memory};
+use crate::net::Net;
+use crate::outcome::{Action, Outcome};
+use crate::redirect::Forward;
+use crate::reject::{self, Exit};
+use crate::setting::SPLIT;
+use crate::skb::{LinkHeader, PacketMark, Skb};
+use crate::{anchor, egress, icmp, ingress, lo, log, monitor, not_ip};
+
+/// Ends a packet's way with the outcome of a fast path, or leaves the packet to the slow path.
+#[inline(always)]
+pub fn finish<A: Forward>(
+    skb: Skb,
+    link: LinkHeader,
+    hook: PacketHook,
+    outcome: Outcome,
+    memory: Memory,
+) -> i32 {
+    if SPLIT.get() == 0 {
+        return run::<A>(skb, link, hook, outcome, memory);
+    }
+    if let Some(Action(action)) = ended(hook, &outcome) {
+        return action;
+    }
+    skb.hand_over(hook, outcome);
+    maps::call_slow(skb, hook.slow());
+    // The array has lost the program.
+    maps::count(Reason::SlowPathMissing);
+    match verdict(hook, Reason::SlowPathMissing) {
+        Verdict::Pass => Action::PASS.0,
+        Verdict::Drop | Verdict::Reject => Action::DROP.0,
+    }
+}
+
+/// Leaves a packet to the slow path, of a hook that has no fast path.
+#[inline(always)]
+pub fn leave_all(skb: Skb, link: LinkHeader, hook: PacketHook, memory: Memory) -> i32 {
+    let outcome = Outcome::NOT_ESTABLISHED;
+    match skb.ethertype() {
+        Addr4::ETHERTYPE => finish::<Addr4>(skb, link, hook, outcome, memory),
+        Addr6::ETHERTYPE => finish::<Addr6>(skb, link, hook, outcome, memory),
+        _ => not_ip(Action::PASS),
+    }
+}
+
+/// Takes a packet that a hook's program has left to the slow path by a tail call.
+#[inline(always)]
+pub fn take(skb: Skb, link: LinkHeader, memory: Memory) -> i32 {
+    let Some((hook, outcome)) = skb.handed_over() else {
+        return not_ip(Action::PASS);
+    };
+    match skb.ethertype() {
+        Addr4::ETHERTYPE => run::<Addr4>(skb, link, hook, outcome, memory),
+        Addr6::ETHERTYPE => run::<Addr6>(skb, link, hook, outcome, memory),
+        _ => not_ip(Action::PASS),
+    }
+}
+
+#[inline(always)]
+fn run<A: Forward>(
+    skb: Skb,
+    link: LinkHeader,
+    hook: PacketHook,
+    outcome: Outcome,
+    mut memory: Memory,
+) -> i32 {
+    if !outcome.is_for_slow_path() {
+        return conclude::<A>(skb, hook, outcome, memory);
+    }
+    let mark = match hook {
+        PacketHook::Egress | PacketHook::Lo | PacketHook::HeaderlessEgress => skb.packet_mark(),
+        PacketHook::Ingress | PacketHook::Anchor | PacketHook::HeaderlessIngress => {
+            PacketMark::NONE
+        }
+    };
+    let outcome = match link {
+        LinkHeader::Ethernet => with_ethernet::<A>(skb, hook, memory.lend()),
+        LinkHeader::None => headerless::<A>(skb, hook, mark, memory.lend()),
+    };
+    let outcome = if outcome.is_other_protocol() {
+        error::<A>(skb, link, hook, mark, memory.lend())
+    } else {
+        outcome
+    };
+    conclude::<A>(skb, hook, outcome, memory)
+}
+
+#[inline(always)]
+fn with_ethernet<A: Forward>(skb: Skb, hook: PacketHook, memory: Memory) -> Outcome {
+    match hook {
+        PacketHook::Ingress => ingress::<A>(skb, LinkHeader::Ethernet, memory),
+        PacketHook::Egress => egress::<A>(skb, LinkHeader::Ethernet, memory),
+        PacketHook::Anchor => anchor::<A>(skb, memory),
+        PacketHook::Lo => lo::<A>(skb, memory),
+        PacketHook::HeaderlessIngress | PacketHook::HeaderlessEgress => {
+            Outcome::new(Err(Reason::SlowPathMissing))
+        }
+    }
+}
+
+/// Does at a device whose packets start with their IP header (tunnels, WireGuard, PPP, tun) what
+/// the hooks of Ethernet devices do.
+///
+/// Nothing is delivered past the stack from or to such a device. It is never an edge
+/// ([`Device::EDGE`](proxy_common::device::Device::EDGE)), so nothing clears a mark here.
+#[inline(always)]
+fn headerless<A: Forward>(skb: Skb, hook: PacketHook, mark: PacketMark, memory: Memory) -> Outcome {
+    if hook != PacketHook::HeaderlessEgress {
+        return ingress::<A>(skb, LinkHeader::None, memory);
+    }
+    // A fragment, perhaps; the hook weighs the mark again once it knows.
+    if skb.weigh(mark, true).is_done() {
+        skb.settle_packet_mark();
+        return Outcome::new(Err(Reason::NotOurs));
+    }
+    egress::<A>(skb, LinkHeader::None, memory)
+}
+
+/// Tries a packet of another protocol as an ICMP error about a packet of ours.
+#[inline(always)]
+fn error<A: Forward>(
+    skb: Skb,
+    link: LinkHeader,
+    hook: PacketHook,
+    mark: PacketMark,
+    mut memory: Memory,
+) -> Outcome {
+    let at = match hook {
+        PacketHook::Ingress | PacketHook::HeaderlessIngress => Hook::INGRESS,
+        PacketHook::Egress | PacketHook::HeaderlessEgress | PacketHook::Lo => Hook::EGRESS,
+        PacketHook::Anchor => Hook::ANCHOR,
+    };
+    let outcome = icmp::<A>(skb, link, at, mark, memory.lend());
+    if hook == PacketHook::Lo && outcome.is_other_protocol() {
+        return icmp::<A>(skb, link, Hook::ANCHOR, PacketMark::NONE, memory);
+    }
+    outcome
+}
+
+// Functions of their own. So the verifier's work stays small, and their stack is free again before
+// anything is answered or logged.
+
+#[inline(never)]
+fn ingress<A: Forward>(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
+    Outcome::new(ingress::run::<A>(skb, link, memory))
+}
+
+#[inline(never)]
+fn egress<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
+    Outcome::new(egress::run::<A>(skb, link, memory))
+}
+
+#[inline(never)]
+fn anchor<A: Forward>(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(anchor::run::<A>(skb, memory))
+}
+
+#[inline(never)]
+fn lo<A: Forward>(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(lo::run::<A>(skb, memory))
+}
+
+#[inline(never)]
+fn icmp<A: Forward>(
+    skb: Skb,
+    link: LinkHeader,
+    hook: Hook,
+    mark: PacketMark,
+    memory: Memory,
+) -> Outcome {
+    Outcome::new(icmp::run::<A>(skb, link, hook, mark, memory))
+}
+
+/// Returns the action of a packet that needs nothing else: it was translated, or is one of the many
+/// that belong to no flow and pass.
+#[inline(always)]
+fn ended(hook: PacketHook, outcome: &Outcome) -> Option<Action> {
+    if hook != PacketHook::Anchor
+        && let Some(reason) = outcome.is_of_others()
+    {
+        maps::count(reason);
+        return Some(Action::PASS);
+    }
+    outcome.action()
+}
+
+#[inline(always)]
+fn conclude<A: Net>(skb: Skb, hook: PacketHook, outcome: Outcome, mut memory: Memory) -> i32 {
+    log::packet::<A>(skb, exit(hook).link(), outcome.0, memory.lend());
+    match ended(hook, &outcome) {
+        Some(Action(action)) => action,
+        None => A::refuse(skb, hook, outcome, memory).0,
+    }
+}
+
+/// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that
+/// is not translated.
+#[inline(always)]
+pub fn refuse<A: Net>(skb: Skb, hook: HookId, outcome: Outcome, memory: Memory) -> Action {
+    let (Err(reason), Some(hook)) = (outcome.result(), hook.known()) else {
+        return Action::PASS;
+    };
+    maps::count(reason);
+    let verdict = verdict(hook, reason);
+    monitor::refused::<A>(skb, hook, reason, verdict, memory);
+    match verdict {
+        Verdict::Pass => Action::PASS,
+        Verdict::Drop => Action::DROP,
+        Verdict::Reject if !reject::may_answer(skb, exit(hook)) => {
+            maps::count(Event::Unanswered);
+            Action::DROP
+        }
+        Verdict::Reject => {
+            let answer = reject::<A>(skb, exit(hook));
+            if answer != Action::DROP {
+                maps::count(Event::Rejected);
+            }
+            answer
+        }
+    }
+}
+
+#[inline(never)]
+fn reject<A: Net>(skb: Skb, exit: Exit) -> Action {
+    reject::run::<A>(skb, exit).unwrap_or(Action::DROP)
+}
+
+#[inline(always)]
+fn exit(hook: PacketHook) -> Exit {
+    match hook {
+        PacketHook::Anchor | PacketHook::Lo => Exit::Host,
+        PacketHook::Ingress | PacketHook::Egress => Exit::Device,
+        PacketHook::HeaderlessIngress | PacketHook::HeaderlessEgress => Exit::Headerless,
+    }
+}
+
+#[inline(always)]
+fn verdict(hook: PacketHook, reason: Reason) -> Verdict {
+    if hook == PacketHook::Anchor {
+        reason.verdict_at_anchor()
+    } else {
+        reason.verdict()
+    }
+}
