@@ -328,9 +328,6 @@ fn is_not_ours<A: Net>(head: &Head<A>, others: Others, memory: Memory) -> bool {
     let (Some(node), Some(decision)) = (maps::node(), memory.decision().get()) else {
         return false;
     };
-    if node.has(Node::DRAINING) {
-        return false;
-    }
     let is_answered = || {
         others != Others::NONE
             && maps::is_flow(&FlowKey::new(Hook::EGRESS, head.proto, head.dst, head.src))

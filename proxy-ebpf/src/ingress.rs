@@ -201,9 +201,6 @@ fn choose<A: Net>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     if node.has(Node::HOST) {
         return Err(Reason::NotOurs);
     }
-    if node.has(Node::DRAINING) {
-        return Err(Reason::Draining);
-    }
     let generation = maps::generation();
     let (device, _) = maps::place_of(skb.ifindex());
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
@@ -211,6 +208,9 @@ fn choose<A: Net>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     // In bits: no branch on the flags follows the calls below.
     let remote = (((device / Device::POD) & 1) ^ 1) as u8 * Flow::<A>::REMOTE;
     let objection = |packet: &Packet<A>| {
+        if node.has(Node::DRAINING) {
+            return Some(Reason::Draining);
+        }
         if foreign_nat::is_answer(packet) {
             return Some(Reason::NotOurs);
         }
@@ -279,8 +279,9 @@ fn note_pod_outside<A: Net>(client: A, node: &Node) {
 }
 
 /// A client dials a backend directly, from the port with which it also reaches it through a
-/// service. The client may be another node, which masquerades many. The two would be one
-/// conversation to the backend, so the direct one gets another source port.
+/// service. The client may be another node, which masquerades many, or that another proxy serves
+/// while this one drains. The two would be one conversation to the backend, so the direct one gets
+/// another source port.
 #[inline(always)]
 fn open_direct<A: Net>(skb: Skb, memory: Memory) -> Result<(), Reason> {
     let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
