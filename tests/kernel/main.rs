@@ -32,6 +32,7 @@ mod reuse;
 mod sctp;
 mod shares;
 mod silent;
+mod slow_path;
 mod stack;
 mod sweep;
 mod verdicts;

@@ -272,9 +272,10 @@ impl Attachments {
             .map_or(Ok(()), Persistence::keep_maps)
     }
 
-    /// Restores pins of maps and links that another program removed. Returns the number of restored
-    /// pins.
+    /// Restores the slow path, and pins of maps and links that another program removed. Returns the
+    /// number of restored pins.
     pub fn restore_pins(&mut self) -> Result<u64> {
+        slow_path::restore(&mut self.ebpf)?;
         let Some(persistence) = &self.persistence else {
             return Ok(0);
         };

@@ -45,6 +45,17 @@ pub(crate) fn is_separate(ebpf: &mut Ebpf) -> Result<bool> {
     Ok(program(ebpf, SlowProgram::Ethernet.program())?.fd().is_ok())
 }
 
+/// Puts the loaded programs back into the array, from which another program may have removed them.
+/// The kernel does not tell which were missing; packets that met a gap have a reason of their own.
+pub(crate) fn restore(ebpf: &mut Ebpf) -> Result<()> {
+    for slow in SlowProgram::ALL {
+        if program(ebpf, slow.program())?.fd().is_ok() {
+            load(ebpf, slow)?;
+        }
+    }
+    Ok(())
+}
+
 /// The pin of a load's array.
 pub(crate) struct SlowPin(PathBuf);
 
