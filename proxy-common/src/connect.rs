@@ -5,10 +5,6 @@ use crate::addr::{Addr, Port, Proto};
 use crate::assert_size;
 use crate::balance::hash_addr;
 
-mod asked;
-
-pub use asked::{Asked, SynTimes};
-
 /// The time of a flow's first SYN. The reply entry of a TCP flow holds it in
 /// [`Flow::generation`](crate::flow::Flow::generation) until the backend's first packet.
 ///
@@ -32,11 +28,6 @@ impl DialTime {
         let units = (boot_ns >> UNIT) as u32;
         // Reserves the value of UNKNOWN.
         Self(if units == Self::UNKNOWN.0 { 1 } else { units })
-    }
-
-    /// Returns true if `self` is the earlier of two times within 36 minutes.
-    pub const fn is_before(self, other: Self) -> bool {
-        (self.0.wrapping_sub(other.0) as i32) < 0
     }
 
     /// Returns the units since this time.
@@ -83,18 +74,11 @@ impl Outcome {
     const UNITS_MAX: u32 = u32::MAX - 0x1000;
     /// The bits with a failure's [`Voter`].
     const VOTER: u32 = 0xff;
-    const ASKED: u32 = u32::MAX - 0x1ff;
     const REFUSED: u32 = u32::MAX - 0x2ff;
     const UNHEARD: u32 = u32::MAX - 0x3ff;
     const UNREACHABLE: u32 = u32::MAX - 0x4ff;
     /// An ICMP "port unreachable" refused a datagram of a flow that the backend has not answered.
     pub const DATAGRAM_REFUSED: Self = Self(u32::MAX - 0x5ff);
-
-    /// No outcome yet: this client's first SYN is on its way to the backend.
-    #[inline(always)]
-    pub const fn asked(Voter(voter): Voter) -> Self {
-        Self(Self::ASKED | voter as u32)
-    }
 
     /// The backend's first packet to this client was a RST.
     #[inline(always)]
@@ -392,8 +376,6 @@ mod tests {
             DialTime(1),
             "never unknown"
         );
-        let [before, after] = [DialTime::at(end), DialTime::at(end + 5 * UNIT_NANOS)];
-        assert!(before.is_before(after) && !after.is_before(before) && !before.is_before(before));
         assert_eq!(
             DialTime::at(3 * UNIT_NANOS + 1).units_until(4 * UNIT_NANOS),
             1

@@ -250,13 +250,10 @@ pub enum Event {
     /// A backend refused a connection, or had sent nothing when the client's SYN was retransmitted
     /// or an ICMP error arrived.
     BackendFailed,
-    /// A client sent a SYN to a usually prompt backend that has left another SYN unanswered for 0.3
-    /// s.
-    BackendOwes,
 }
 
 impl Event {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 14] = [
         Self::FlowOpened,
         Self::FlowMoved,
         Self::FlowForgotten,
@@ -271,7 +268,6 @@ impl Event {
         Self::PortMoved,
         Self::EndIgnored,
         Self::BackendFailed,
-        Self::BackendOwes,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -290,7 +286,6 @@ impl Event {
             Self::PortMoved => "port_moved",
             Self::EndIgnored => "end_ignored",
             Self::BackendFailed => "backend_failed",
-            Self::BackendOwes => "backend_owes",
         }
     }
 }

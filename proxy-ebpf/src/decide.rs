@@ -92,20 +92,11 @@ pub fn select_backend<A: Net>(memory: Memory) -> Result<(), Reason> {
         flow,
         ..
     } = scratch;
-    if !maps::again(&packet.moves) {
-        select::backend(&packet.src, service, decision)?;
-        if select::is_overdue(&packet.src.addr, service, decision) {
-            // There it is where a flow moves: no flow is found here.
-            flow.backend = decision.backend_at();
-            packet.moves = true;
-        }
-    }
     if maps::again(&packet.moves) {
-        select::another(&packet.src.addr, service, decision, &flow.backend)?;
-        // A SYN is noted where it goes, so that its answer counts as none to an earlier one.
-        let _judgement = select::is_overdue(&packet.src.addr, service, decision);
+        select::another(&packet.src.addr, service, decision, &flow.backend)
+    } else {
+        select::backend(&packet.src, service, decision)
     }
-    Ok(())
 }
 
 /// Remembers the backend of an external client, if the service has session affinity. Such a client

@@ -274,19 +274,6 @@ global_functions! {
         0
     }
 
-    /// Calls [`maps::ask`] with [`PortsAndOutcome`] in the last; 0 if the SYN may go there.
-    fn kpx_ask4(service: u32, backend: u32, ports: u64) -> u32 {
-        maps::ask(Addr4::from_wire(service), Addr4::from_wire(backend), PortsAndOutcome(ports)).into()
-    }
-
-    /// Calls [`maps::ask`] with the registers of both addresses, and [`PortsAndOutcome`] in the
-    /// last; 0 if the SYN may go there.
-    fn kpx_ask6(a: u64, b: u64, c: u64, d: u64, ports: u64) -> u32 {
-        let service = Addr6::from_registers([a, b]);
-        let backend = Addr6::from_registers([c, d]);
-        maps::ask(service, backend, PortsAndOutcome(ports)).into()
-    }
-
     /// Calls [`open::forget_first`], which spares streams unless `spares` is 0; returns how many
     /// flows it has closed.
     fn kpx_forget4(ring: u32, spares: u32) -> u32 {

@@ -386,11 +386,6 @@ impl Net for Addr4 {
     }
 
     #[inline(always)]
-    fn ask(service: &Self, backend: &Self, PortsAndOutcome(ports): PortsAndOutcome) -> bool {
-        global_fn::kpx_ask4(service.wire(), backend.wire(), ports) != 0
-    }
-
-    #[inline(always)]
     fn draw(replies: &FlowKey<Self>, Draw(draw): Draw) -> Option<Port> {
         let [a, b] = replies.words();
         Some(global_fn::kpx_draw4(a, b | draw))

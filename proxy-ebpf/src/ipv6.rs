@@ -432,13 +432,6 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn ask(service: &Self, backend: &Self, PortsAndOutcome(ports): PortsAndOutcome) -> bool {
-        let [a, b] = service.registers();
-        let [c, d] = backend.registers();
-        global_fn::kpx_ask6(a, b, c, d, ports) != 0
-    }
-
-    #[inline(always)]
     fn draw(replies: &FlowKey<Self>, Draw(draw): Draw) -> Option<Port> {
         let [a, b, c, d, e] = replies.words();
         Some(global_fn::kpx_draw6(a, b, c, d, e | draw))

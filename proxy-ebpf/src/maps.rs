@@ -56,7 +56,7 @@ mod sockets;
 
 pub use answers::{Asker, may_answer};
 pub use clock::{about_now_secs, in_this_tick};
-pub use connects::{ask, count_outcome, note_answer, note_outcome, waited};
+pub use connects::{count_outcome, note_answer, note_outcome, waited};
 pub use devices::{address_at, device, is_stacked, mac_of, mtu_of, place_of};
 pub use ends::Marked;
 pub use exits::{epoch, exit, keep_exit, opens_until};

@@ -161,8 +161,6 @@ pub trait Net: Addr + Maps {
     fn share(client: &Self, service: &FrontendKey<Self>, share: Register) -> bool;
     /// Calls [`maps::count_outcome`].
     fn count_outcome(service: &Self, backend: &Self, ports: PortsAndOutcome);
-    /// Calls [`maps::ask`].
-    fn ask(service: &Self, backend: &Self, ports: PortsAndOutcome) -> bool;
     /// Calls [`open::draw`](crate::open::draw).
     fn draw(replies: &FlowKey<Self>, draw: Draw) -> Option<Port>;
     /// Calls [`open::forget_first`](crate::open::forget_first). Returns the number of flows that it

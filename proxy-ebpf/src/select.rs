@@ -4,7 +4,7 @@ use core::num::NonZeroU32;
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey, maglev_place};
-use proxy_common::connect::{AFFINITY_PATIENCE, Outcome, PATIENCE, PortsAndOutcome, Voter};
+use proxy_common::connect::{AFFINITY_PATIENCE, Outcome, PATIENCE, Voter};
 use proxy_common::counter::Reason;
 use proxy_common::flow::{Flow, Seen};
 use proxy_common::frontend::{Backend, Choice, MAGLEV_PLACES, Service, SetKey, SlotKey};
@@ -63,24 +63,6 @@ pub fn another<A: Net>(
         remember(client, decision);
     }
     Ok(())
-}
-
-/// Notes that a new flow goes to the chosen backend. Returns true if it should go to another one,
-/// because two clients wait for that backend. With affinity a client has a backend of its own, and
-/// waits for it longer. With weights another one may be of little weight.
-#[inline(never)]
-pub fn is_overdue<A: Net>(client: &A, service: &Service, decision: &Decision<A>) -> bool {
-    if !service.has(Service::FAILS_OVER)
-        || service.has(Service::WEIGHTED)
-        || service.affinity_secs > 0
-    {
-        return false;
-    }
-    // A client behind another device than a pod's may come under many names.
-    let is_inside = decision.origin.is_pod() || decision.origin.is_node();
-    let asked = Outcome::asked(Voter::of(client, !is_inside));
-    let ports = PortsAndOutcome::new(decision.service.port, decision.backend.port, asked);
-    A::ask(&decision.service.addr, &decision.backend.addr, ports)
 }
 
 /// Counts a SYN that comes again while the backend has sent nothing. Returns true if the flow

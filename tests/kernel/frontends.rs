@@ -304,22 +304,6 @@ pub(crate) fn frontends<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A
 }
 
 impl Fixture {
-    /// Gives the backends of `twins` weights.
-    pub(crate) fn weigh_twins(&mut self) -> Result<()> {
-        let twins = self.names.addr("twins")?;
-        let service = Service::new(
-            2,
-            0,
-            Service::HAS_ENDPOINTS | Service::FAILS_OVER | Service::WEIGHTED,
-        );
-        let change = if twins.is_ipv4() {
-            Change::V4(put(twins, service)?)
-        } else {
-            Change::V6(put(twins, service)?)
-        };
-        self.bench.datapath.tables.apply(&change)
-    }
-
     /// Replaces a backend of a Service by another.
     pub(crate) fn leave(&mut self, service: &str, port: u16, old: &str, new: &str) -> Result<()> {
         let service = self.names.addr(service)?;
@@ -340,11 +324,6 @@ impl Fixture {
             .iter()
             .try_for_each(|change| self.bench.datapath.tables.apply(change))
     }
-}
-
-fn put<A: Addr>(at: IpAddr, service: Service) -> Result<FamilyChange<A>> {
-    let key = FrontendKey::new(A::from_ip(at).context("family")?, Port::new(80), Proto::TCP);
-    Ok(FamilyChange::PutService(key, service))
 }
 
 fn replace<A: Addr>(

@@ -7,7 +7,7 @@ use aya::Pod;
 use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
-use proxy_common::connect::{Asked, Connects, DialTime, SynTimes, UNIT_NANOS, Votes};
+use proxy_common::connect::{Connects, Votes};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::frontend::{EndpointKey, FrontendKey};
 use proxy_common::names::{INGRESS, IPV4, IPV6};
@@ -76,7 +76,7 @@ fn refused_datagrams_leave_evidence_of_connections_alone() -> Result<()> {
             true => add_datagrams::<Addr4>(&fixture, IPV4.connects)?,
             false => add_datagrams::<Addr6>(&fixture, IPV6.connects)?,
         };
-        let (readings, _) = fixture.bench.datapath.votes.read(|_| true)?;
+        let readings = fixture.bench.datapath.votes.read()?;
         let failed = readings.values().filter(|one| one.votes.failures() == 3);
         ensure!(failed.count() == backends, "{readings:?}");
     }
@@ -141,112 +141,6 @@ fn clients_outside_count_as_one() -> Result<()> {
     Ok(())
 }
 
-/// Two clients wait for a backend that was always prompt; neither has sent its SYN again yet.
-#[test]
-fn overdue_backend_gets_no_new_flows_until_it_answers() -> Result<()> {
-    for mut fixture in services()? {
-        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/asked")?;
-        age_asked(&fixture, 400)?;
-        fixture.bench.datapath.flows.sweep()?;
-        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/overdue")?;
-        age_asked(&fixture, 2_500)?;
-        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/old")?;
-    }
-    Ok(())
-}
-
-#[test]
-fn row_of_syns_keeps_last_one_before_an_answer() -> Result<()> {
-    for mut fixture in services()? {
-        let step = |fixture: &mut Fixture, rows: &str| -> Result<[DialTime; 2]> {
-            fixture.rows(rows)?;
-            let times = match fixture.is_v4() {
-                true => syn_times::<Addr4>(fixture, IPV4.connects)?,
-                false => syn_times::<Addr6>(fixture, IPV6.connects)?,
-            };
-            Ok([times.heard(true), times.heard(false)])
-        };
-        let [first, before] = step(
-            &mut fixture,
-            "silent::row_of_syns_keeps_last_one_before_an_answer/first",
-        )?;
-        ensure!(before == DialTime::UNKNOWN && first != before);
-        let [second, before] = step(
-            &mut fixture,
-            "silent::row_of_syns_keeps_last_one_before_an_answer/answered",
-        )?;
-        ensure!(
-            before == first && first.is_before(second),
-            "the first one was answered"
-        );
-        let [third, before] = step(
-            &mut fixture,
-            "silent::row_of_syns_keeps_last_one_before_an_answer/refused",
-        )?;
-        ensure!(
-            before == second && second.is_before(third),
-            "the second one was refused"
-        );
-        let [last, before] = step(
-            &mut fixture,
-            "silent::row_of_syns_keeps_last_one_before_an_answer/silent",
-        )?;
-        ensure!(
-            before == second && third.is_before(last),
-            "the third one was not answered"
-        );
-    }
-    Ok(())
-}
-
-fn syn_times<A: Addr>(fixture: &Fixture, name: &str) -> Result<SynTimes>
-where
-    EndpointKey<A>: Pod,
-{
-    let rows = asked_rows::<A>(fixture, name)?;
-    let [(_, row)] = rows[..] else {
-        anyhow::bail!("{rows:?}")
-    };
-    Ok(SynTimes(row.unanswered))
-}
-
-/// The sweep alone removes such rows.
-#[test]
-fn sweep_removes_old_unanswered_rows() -> Result<()> {
-    for mut fixture in services()? {
-        fixture.rows("silent::overdue_backend_gets_no_new_flows_until_it_answers/asked")?;
-        let now_secs = u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?;
-        let asked = |age: u32| -> Result<usize> {
-            fixture.bench.datapath.flows.sweep_at(now_secs + age)?;
-            match fixture.is_v4() {
-                true => asked_rows::<Addr4>(&fixture, IPV4.connects).map(|rows| rows.len()),
-                false => asked_rows::<Addr6>(&fixture, IPV6.connects).map(|rows| rows.len()),
-            }
-        };
-        ensure!(
-            asked(0)? == 1,
-            "the backend that has answered before has an unanswered SYN"
-        );
-        ensure!(asked(Asked::OLD_SECS + 1)? == 0, "it has none any more");
-    }
-    Ok(())
-}
-
-/// Without this exception, the other backends' share would go to a backend of little weight. A
-/// weighted Service without a table uses its first slot.
-#[test]
-fn backend_of_weighted_service_is_never_overdue() -> Result<()> {
-    for mut fixture in services()? {
-        fixture.weigh_twins()?;
-        fixture.rows("silent::backend_of_weighted_service_is_never_overdue/asked")?;
-        if let Err(nothing) = age_asked(&fixture, 400) {
-            ensure!(nothing.to_string() == "no backend was asked", "{nothing:#}");
-        }
-        fixture.rows("silent::backend_of_weighted_service_is_never_overdue/stays")?;
-    }
-    Ok(())
-}
-
 /// A stranger repeats the client's SYN within the second of the first one, when the wait is just
 /// over.
 #[test]
@@ -277,50 +171,6 @@ where
         flows.insert(key, aged, 0)?;
     }
     Ok(())
-}
-
-/// Ages the unanswered SYNs of backends.
-fn age_asked(fixture: &Fixture, ms: u64) -> Result<()> {
-    let age = |word: u64| word.wrapping_sub((ms * 1_000_000 / UNIT_NANOS) << u32::BITS);
-    match fixture.is_v4() {
-        true => change_asked::<Addr4>(fixture, IPV4.connects, age),
-        false => change_asked::<Addr6>(fixture, IPV6.connects, age),
-    }
-}
-
-fn change_asked<A: Addr>(fixture: &Fixture, name: &str, change: impl Fn(u64) -> u64) -> Result<()>
-where
-    EndpointKey<A>: Pod,
-{
-    let asked = asked_rows::<A>(fixture, name)?;
-    ensure!(!asked.is_empty(), "no backend was asked");
-    let mut connects: HashMap<MapData, EndpointKey<A>, Connects> =
-        open(&fixture.bench.datapath.loaded.maps, name)?;
-    for (key, row) in asked {
-        connects.insert(
-            key,
-            Connects {
-                refused: change(row.refused),
-                ..row
-            },
-            0,
-        )?;
-    }
-    Ok(())
-}
-
-/// Returns the rows of backends with unanswered SYNs.
-fn asked_rows<A: Addr>(fixture: &Fixture, name: &str) -> Result<Vec<(EndpointKey<A>, Connects)>>
-where
-    EndpointKey<A>: Pod,
-{
-    let connects: HashMap<MapData, EndpointKey<A>, Connects> =
-        open(&fixture.bench.datapath.loaded.maps, name)?;
-    let rows = connects.iter().collect::<Result<Vec<_>, _>>()?;
-    Ok(rows
-        .into_iter()
-        .filter(|(key, _)| key.service.proto == Asked::PROTO)
-        .collect())
 }
 
 /// Returns the evidence against the backend of `web`.

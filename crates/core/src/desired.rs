@@ -29,7 +29,6 @@ mod portions;
 mod redirects;
 mod snapshot;
 mod turns;
-mod unresponsive_backends;
 
 use family::Family;
 use followers::Followers;

@@ -12,8 +12,7 @@
 //! ```
 //!
 //! A probation is a short time with new connections, plus the time until the clients' next SYN, so
-//! a dead backend costs few connections. [`UnresponsiveGroups`] ejects all backends of an unresponsive
-//! node together, before each of them has failed.
+//! a dead backend costs few connections.
 //!
 //! Detection is independent of the mode: under `observe` silent backends are reported and keep
 //! serving.
@@ -28,12 +27,6 @@ use proxy_common::frontend::{Backend, FrontendKey};
 
 #[cfg(test)]
 mod tests;
-mod unresponsive_groups;
-mod unresponsive_nodes;
-
-use unresponsive_groups::UnresponsiveGroups;
-pub use unresponsive_nodes::Unanswered;
-pub(crate) use unresponsive_nodes::{NodeUnanswered, unresponsive};
 
 /// The action for silent backends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,16 +96,7 @@ impl Path {
     }
 }
 
-/// The reason why a backend counts as silent. Earlier variants are stronger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Evidence {
-    /// The backend failed.
-    Own,
-    /// The backend's node does not respond.
-    Node,
-}
-
-pub type Silent = BTreeMap<Path, Evidence>;
+pub type Silent = BTreeSet<Path>;
 
 /// The silent backends of one service port, under the mode of its Service.
 #[derive(Clone, Copy, Debug)]
@@ -150,40 +134,27 @@ impl<'a> ServiceHealth<'a> {
     }
 
     /// Removes silent backends from the set and returns them. At most half of the set is removed:
-    /// if more are silent, this node or the network is the likelier cause. Then the backends of
-    /// unresponsive nodes stay, and if that is not enough, all stay.
+    /// if more are silent, this node or the network is the likelier cause, and all stay.
     pub(crate) fn take_silent<A: Addr>(&self, set: &mut Vec<Backend<A>>) -> Vec<SockAddr<A>> {
         if self.mode != HealthMode::On || self.silent.is_empty() {
             return Vec::new();
         }
         let place = |backend: &Backend<A>| SockAddr::new(backend.addr, backend.port);
-        let evidence = |backend: &Backend<A>| {
-            self.silent
-                .get(&Path {
-                    service: self.service,
-                    backend: place(backend).socket_addr(),
-                })
-                .copied()
+        let is_silent = |backend: &Backend<A>| {
+            self.silent.contains(&Path {
+                service: self.service,
+                backend: place(backend).socket_addr(),
+            })
         };
-        let is_silent = |backend: &Backend<A>, weakest| {
-            evidence(backend).is_some_and(|evidence| evidence <= weakest)
-        };
-        let fits = |weakest: &Evidence| {
-            set.iter()
-                .filter(|backend| is_silent(backend, *weakest))
-                .count()
-                * 2
-                <= set.len()
-        };
-        let Some(weakest) = [Evidence::Node, Evidence::Own].into_iter().find(fits) else {
-            return Vec::new();
-        };
-        let silent = set
+        let silent: Vec<_> = set
             .iter()
-            .filter(|backend| is_silent(backend, weakest))
+            .filter(|backend| is_silent(backend))
             .map(place)
             .collect();
-        set.retain(|backend| !is_silent(backend, weakest));
+        if silent.len() * 2 > set.len() {
+            return Vec::new();
+        }
+        set.retain(|backend| !is_silent(backend));
         silent
     }
 }
@@ -217,18 +188,15 @@ pub struct Reading {
     pub votes: Votes,
     /// The number of answered connections. Any change means that the backend has answered.
     pub answered: u64,
-    /// The backend's unanswered SYNs. `None` if there is no recent SYN.
-    pub unanswered: Option<Unanswered>,
 }
 
-/// The counts of backends with votes, with recent SYNs, or requested by [`Judge::asks_for`].
+/// The counts of backends with votes.
 pub type Readings = BTreeMap<Path, Reading>;
 
 /// The state of all recently failed backends on this node.
 #[derive(Debug, Default)]
 pub struct Judge {
     backends: BTreeMap<Path, Judged>,
-    unresponsive: UnresponsiveGroups,
     /// The backends reported as silent and not yet as answering.
     reported: BTreeSet<Path>,
     /// Set by the first reading. Earlier counts may belong to a previous owner of the address.
@@ -263,12 +231,11 @@ enum State {
 }
 
 impl Judge {
-    /// Applies new counts and the backends of each unresponsive node. `now` comes from any
-    /// monotonic clock. `is_backend` returns true for current backends.
+    /// Applies new counts. `now` comes from any monotonic clock. `is_backend` returns true for
+    /// current backends.
     pub fn read(
         &mut self,
         readings: &Readings,
-        unresponsive: Vec<BTreeSet<Path>>,
         now: Duration,
         is_backend: impl Fn(&Path) -> bool,
     ) -> Vec<Change> {
@@ -312,10 +279,6 @@ impl Judge {
             judged.fails(reading.votes, now);
         }
         self.has_begun = true;
-        self.unresponsive.read(readings, now, &is_backend);
-        unresponsive
-            .into_iter()
-            .for_each(|paths| self.unresponsive.begin(&paths, readings, now));
         let changes = self
             .news(now)
             .into_iter()
@@ -331,36 +294,27 @@ impl Judge {
     /// Returns the changes to report, and records them as reported.
     fn news(&mut self, now: Duration) -> Vec<Change> {
         let Self {
-            backends,
-            unresponsive,
-            reported,
-            ..
+            backends, reported, ..
         } = self;
-        let is_silent = |path: &Path, own: Option<&Judged>| {
-            own.is_some_and(|own| own.state != State::Serving) || unresponsive.has(path)
+        let is_silent = |path: &Path| {
+            backends
+                .get(path)
+                .is_some_and(|own| own.state != State::Serving)
         };
-        let answer: Vec<_> = reported
-            .extract_if(.., |path| !is_silent(path, backends.get(path)))
-            .collect();
+        let answer: Vec<_> = reported.extract_if(.., |path| !is_silent(path)).collect();
         for path in &answer {
             if let Some(own) = backends.get_mut(path) {
                 own.unreported_until = now + back_off(own.strikes.saturating_sub(1));
             }
         }
-        let own = backends
+        let silent: BTreeSet<_> = backends
             .iter()
-            .filter(|(_, own)| own.state != State::Serving)
-            .map(|(path, _)| path);
-        let is_new = |path: &&Path| {
-            !reported.contains(path)
-                && backends
-                    .get(path)
-                    .is_none_or(|own| now >= own.unreported_until)
-        };
-        let silent: BTreeSet<_> = own
-            .chain(unresponsive.all())
-            .filter(is_new)
-            .copied()
+            .filter(|(path, own)| {
+                own.state != State::Serving
+                    && !reported.contains(path)
+                    && now >= own.unreported_until
+            })
+            .map(|(path, _)| *path)
             .collect();
         reported.extend(&silent);
         silent
@@ -372,37 +326,19 @@ impl Judge {
 
     /// Starts and ends due probations.
     pub fn pass(&mut self, now: Duration) {
-        let own = self
-            .backends
-            .iter_mut()
-            .filter_map(|(path, own)| own.pass(now).then_some(*path));
-        let mut forgotten: Vec<_> = own.collect();
-        forgotten.extend(self.unresponsive.pass(now));
-        let is_silent = |path: &Path| {
-            self.backends
-                .get(path)
-                .is_some_and(|own| own.state != State::Serving)
-        };
-        for path in forgotten
-            .iter()
-            .filter(|path| !is_silent(path) && !self.unresponsive.has(path))
-        {
-            self.reported.remove(path);
+        for (path, own) in &mut self.backends {
+            if own.pass(now) {
+                self.reported.remove(path);
+            }
         }
     }
 
     /// Returns the ejected backends.
     pub fn silent(&self) -> Silent {
-        let own = self
-            .backends
+        self.backends
             .iter()
             .filter(|(_, judged)| judged.is_out())
-            .map(|(path, _)| (*path, Evidence::Own));
-        // `collect` keeps the last entry of a path, so a backend's own failures win.
-        self.unresponsive
-            .silent()
-            .map(|path| (*path, Evidence::Node))
-            .chain(own)
+            .map(|(path, _)| *path)
             .collect()
     }
 
@@ -411,22 +347,11 @@ impl Judge {
         self.backends
             .values()
             .any(|judged| judged.state != State::Serving)
-            || self.unresponsive.waits()
-    }
-
-    /// Returns true if the next reading must include this backend, even without votes.
-    pub fn asks_for(&self, path: &Path) -> bool {
-        self.unresponsive.knows(path)
     }
 }
 
 impl Judged {
-    const fn new(
-        Reading {
-            votes, answered, ..
-        }: Reading,
-        now: Duration,
-    ) -> Self {
+    const fn new(Reading { votes, answered }: Reading, now: Duration) -> Self {
         Self {
             failures: votes.failures(),
             answered,
@@ -456,11 +381,6 @@ impl Judged {
         is_forgotten
     }
 
-    /// Returns true if a failure at `now` may belong to a connection of a probation.
-    fn is_judged(&self, now: Duration) -> bool {
-        now >= self.trial_from
-    }
-
     const fn answers(&mut self) {
         self.failures = 0;
         self.window.1 = 0;
@@ -481,15 +401,12 @@ impl Judged {
                     self.strike(now);
                 }
             }
-            State::OnTrial(..) | State::Silent(..) => self.fails_on_trial(more, now),
-        }
-    }
-
-    /// Records further failures of a silent backend. The failures may arrive late, between
-    /// probations.
-    fn fails_on_trial(&mut self, more: u32, now: Duration) {
-        if more > 0 && self.is_judged(now) {
-            self.strike(now);
+            // Failures of a probation's connections may arrive late, between probations.
+            State::OnTrial(..) | State::Silent(..) => {
+                if more > 0 && now >= self.trial_from {
+                    self.strike(now);
+                }
+            }
         }
     }
 

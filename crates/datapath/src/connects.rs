@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData};
 use proxy_common::addr::{Port, SockAddr};
-use proxy_common::connect::{Asked, Connects};
+use proxy_common::connect::Connects;
 use proxy_common::flow::Flow;
 use proxy_common::frontend::{EndpointKey, FrontendKey};
 
@@ -116,28 +116,12 @@ impl<A: FamilyNames> ConnectLedger<A> {
         self.map.insert(key, connects, 0).map_err(Into::into)
     }
 
-    /// Removes the rows of service ports that have neither a Service nor flows, and expired rows of
-    /// unanswered SYNs.
+    /// Removes the rows of service ports that have neither a Service nor flows.
     pub(super) fn prune(
         &mut self,
         found: &mut FamilyCounts<A>,
-        now_secs: u32,
         exists: impl Fn(&FrontendKey<A>) -> Result<bool>,
     ) -> Result<()> {
-        for (service, backends) in found
-            .connects
-            .extract_if(.., |service, _| service.proto == Asked::PROTO)
-        {
-            let is_old =
-                |asked: &Connects| now_secs.saturating_sub(asked.last_secs) > Asked::OLD_SECS;
-            for (at, _) in backends.into_iter().filter(|(_, asked)| is_old(asked)) {
-                let key = EndpointKey::new(service, at);
-                // A client may have sent another SYN since the read.
-                if read(&self.map, &key)?.as_ref().is_some_and(is_old) {
-                    remove(&mut self.map, &key)?;
-                }
-            }
-        }
         for service in found.connects.keys().copied().collect::<Vec<_>>() {
             if !found.flows.contains_key(&service) && !exists(&service)? {
                 for at in found

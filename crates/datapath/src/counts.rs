@@ -225,7 +225,7 @@ impl<A: FamilyNames> Ledger<A> {
     }
 
     /// Removes service ports that have neither a Service nor flows.
-    pub(super) fn prune(&mut self, found: &mut FamilyCounts<A>, now_secs: u32) -> Result<()> {
+    pub(super) fn prune(&mut self, found: &mut FamilyCounts<A>) -> Result<()> {
         for service in found.ports.keys().copied().collect::<Vec<_>>() {
             if !found.flows.contains_key(&service) && read(&self.services, &service)?.is_none() {
                 remove(&mut self.counts, &service)?;
@@ -237,8 +237,6 @@ impl<A: FamilyNames> Ledger<A> {
         let Self {
             connects, services, ..
         } = self;
-        connects.prune(found, now_secs, |service| {
-            Ok(read(services, service)?.is_some())
-        })
+        connects.prune(found, |service| Ok(read(services, service)?.is_some()))
     }
 }

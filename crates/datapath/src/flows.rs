@@ -373,7 +373,7 @@ impl<A: FamilyNames> Family<A> {
             .with_context(|| format!("correct {}", A::MAPS.connections))?;
         self.ledger.end(&mut counts);
         self.ledger.settle(&counts, now_secs)?;
-        self.ledger.prune(&mut counts, now_secs)?;
+        self.ledger.prune(&mut counts)?;
         Ok((swept, counts))
     }
 

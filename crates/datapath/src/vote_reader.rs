@@ -1,24 +1,21 @@
 //! Reads the evidence that backends fail to answer, independent of the sweeps.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::Map;
 use proxy_common::addr::{Addr4, Addr6, Proto};
-use proxy_common::connect::{Asked, Connects, Votes};
+use proxy_common::connect::{Connects, Votes};
 use proxy_common::frontend::EndpointKey;
-use proxy_core::health::{Path, Reading, Readings, Unanswered};
+use proxy_core::health::{Path, Reading, Readings};
 
-use super::clock::boot_ns;
 use super::maps::FamilyNames;
 use crate::sys::map_walk::Walk;
 
 /// The number of rows in a read.
 const BATCH: usize = 512;
 
-/// A reader of the backends that have failed since their last answer, or were recently sent a SYN.
-/// Reads do not wait for a sweep.
+/// A reader of the backends that have failed since their last answer. Reads do not wait for a
+/// sweep.
 #[derive(Debug)]
 pub struct VoteReader {
     v4: Walk<EndpointKey<Addr4>, Connects>,
@@ -34,18 +31,12 @@ impl VoteReader {
         })
     }
 
-    /// Returns the counts of backends with failures, with a recent SYN, or selected by `asks_for`,
-    /// and the time of the read in nanoseconds since boot. A backend that answers before its row is
-    /// read has no unanswered SYN.
-    pub fn read(&mut self, asks_for: impl Fn(&Path) -> bool) -> Result<(Readings, u64)> {
-        // Read the clock before the scan, so that a slow agent does not make backends look slow.
-        let boot_ns = boot_ns()?;
-        let now_secs =
-            u32::try_from(boot_ns / 1_000_000_000).context("the boot clock is past 2^32 s")?;
+    /// Returns the counts of backends with failures.
+    pub fn read(&mut self) -> Result<Readings> {
         let mut readings = Readings::new();
-        add(&mut self.v4, now_secs, &asks_for, &mut readings)?;
-        add(&mut self.v6, now_secs, &asks_for, &mut readings)?;
-        Ok((readings, boot_ns))
+        add(&mut self.v4, &mut readings)?;
+        add(&mut self.v6, &mut readings)?;
+        Ok(readings)
     }
 }
 
@@ -59,48 +50,23 @@ fn walk<A: FamilyNames>(ebpf: &Ebpf) -> Result<Walk<EndpointKey<A>, Connects>> {
 
 fn add<A: FamilyNames>(
     walk: &mut Walk<EndpointKey<A>, Connects>,
-    now_secs: u32,
-    asks_for: impl Fn(&Path) -> bool,
     readings: &mut Readings,
 ) -> Result<()> {
-    let mut counted = Vec::new();
-    let mut asked = BTreeMap::new();
-    let is_old = |row: &Connects| now_secs.saturating_sub(row.last_secs) > Asked::OLD_SECS;
     walk.restart();
     while let Some(batch) = walk
         .next_batch()
         .with_context(|| format!("read {}", A::MAPS.connects))?
     {
-        // The row with the unspecified address stands for many backends.
-        for (key, row) in batch.filter(|(key, _)| !key.at.addr.is_unspecified()) {
-            let path = Path::new(&key.service, &key.at);
-            match key.service.proto {
-                Asked::PROTO if is_old(&row) => {}
-                Asked::PROTO => drop(asked.insert(path, row)),
-                Proto::TCP => counted.push((path, row)),
-                // UDP needs no answer, so rows of UDP contain no evidence.
-                _ => {}
-            }
-        }
-    }
-    for (path, row) in counted {
-        let unanswered = asked.get(&path).map(|syns| {
-            let (asked, heard) = row.unanswered(syns);
-            Unanswered {
-                asked,
-                heard,
-                is_prompt: row.is_prompt(),
-            }
-        });
-        if row.votes != Votes::NONE || unanswered.is_some() || asks_for(&path) {
-            readings.insert(
-                path,
-                Reading {
+        for (EndpointKey { service, at }, row) in batch {
+            // UDP needs no answer, and the unspecified address stands for many backends.
+            if service.proto == Proto::TCP && row.votes != Votes::NONE && !at.addr.is_unspecified()
+            {
+                let reading = Reading {
                     votes: row.votes,
                     answered: row.answered(),
-                    unanswered,
-                },
-            );
+                };
+                readings.insert(Path::new(&service, &at), reading);
+            }
         }
     }
     Ok(())

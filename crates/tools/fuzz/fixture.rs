@@ -216,7 +216,7 @@ impl Fixture {
         // The warning to the operator is not modelled, nor the event that needs 0.3 s.
         since
             .events
-            .retain(|event, n| *n > 0 && !matches!(event, Event::PodOutside | Event::BackendOwes));
+            .retain(|event, n| *n > 0 && *event != Event::PodOutside);
         since.reasons.retain(|_, n| *n > 0);
         // The counts of Services are cleared between sessions.
         since.services = now.services;

@@ -256,8 +256,7 @@ impl<A: Addr> FamilyView<'_, A> {
                         .map(Into::into)
                         .unwrap_or_default(),
                     way: way.map(str::to_owned),
-                    silent: key.proto == Proto::TCP
-                        && node.silent.contains_key(&Path::new(key, &at)),
+                    silent: key.proto == Proto::TCP && node.silent.contains(&Path::new(key, &at)),
                     ejected,
                     set_aside: ejected,
                     ..self.backend(at, endpoint)
@@ -312,7 +311,7 @@ impl<A: Addr> FamilyView<'_, A> {
             in_cluster_set: false,
             in_local_set: false,
             in_redirect_set: true,
-            silent: key.proto == Proto::TCP && node.silent.contains_key(&Path::new(key, &at)),
+            silent: key.proto == Proto::TCP && node.silent.contains(&Path::new(key, &at)),
             ejected: false,
             set_aside: false,
             weight: 1,

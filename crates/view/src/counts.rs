@@ -99,10 +99,6 @@ const fn fate_of_event(event: Event) -> (&'static str, &'static str) {
             "unanswered",
             "a backend refused a connection, did not answer its SYN, or was unreachable",
         ),
-        Event::BackendOwes => (
-            "unanswered",
-            "a repeated SYN, unanswered by its backend for 0.3 s",
-        ),
     }
 }
 

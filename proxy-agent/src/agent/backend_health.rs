@@ -2,7 +2,6 @@
 //! them to their Services.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -26,12 +25,7 @@ const REST: Duration = Duration::from_secs(1);
 /// retry.
 const CALM: Duration = Duration::from_secs(10);
 /// The counters that grow with each new and each failed connection.
-const SIGNS: [Event; 4] = [
-    Event::FlowOpened,
-    Event::SocketLed,
-    Event::BackendFailed,
-    Event::BackendOwes,
-];
+const SIGNS: [Event; 3] = [Event::FlowOpened, Event::SocketLed, Event::BackendFailed];
 /// The reads take at most 1/20 of the time.
 const SHARE: u32 = 20;
 
@@ -45,12 +39,10 @@ pub(super) struct BackendHealth {
     votes: VoteReader,
     started: Instant,
     due: Instant,
-    /// The counts of failures and of SYNs to late backends at the last read, if any.
-    counted: Option<[u64; 2]>,
+    /// The count of failures at the last read, if any.
+    counted: Option<u64>,
     /// The sum of all [`SIGNS`] at the last read, and the time of its last growth.
     signs: (u64, Option<Instant>),
-    /// The service port at which the next search for unresponsive nodes begins.
-    turn: Option<SocketAddr>,
     /// The places of endpoints, if the agent ends connections to lost nodes.
     places: Option<EndpointPlaces>,
 }
@@ -67,7 +59,6 @@ impl BackendHealth {
             due: now,
             counted: None,
             signs,
-            turn: None,
             places,
         }
     }
@@ -80,8 +71,7 @@ impl BackendHealth {
         sleep_until(self.due).await;
     }
 
-    /// Returns the time until the next read: short while connections open or backends owe an
-    /// answer.
+    /// Returns the time until the next read: short while connections open or a backend is silent.
     fn pace(&mut self, counters: &Counters) -> Result<Duration> {
         let signs = SIGNS
             .into_iter()
@@ -100,21 +90,16 @@ impl BackendHealth {
 
     /// Reads the votes if the counters have grown or an evaluation is due without new votes.
     fn read(&mut self, counters: &Counters, desired: &Desired) -> Result<Vec<Change>> {
-        let counted = [
-            counters.event(Event::BackendFailed)?,
-            counters.event(Event::BackendOwes)?,
-        ];
+        let counted = counters.event(Event::BackendFailed)?;
         if self.counted == Some(counted) && !self.judge.waits() {
             return Ok(Vec::new());
         }
         let Self { judge, votes, .. } = self;
-        let (readings, boot_ns) = votes.read(|path| judge.asks_for(path))?;
+        let readings = votes.read()?;
         self.counted = Some(counted);
-        let unresponsive = desired.unresponsive(&readings, boot_ns, &mut self.turn);
-        let changes = judge.read(&readings, unresponsive, self.started.elapsed(), |path| {
+        Ok(judge.read(&readings, self.started.elapsed(), |path| {
             desired.is_backend(path)
-        });
-        Ok(changes)
+        }))
     }
 }
 
@@ -190,7 +175,7 @@ impl Agent {
     }
 
     pub(super) fn silent_status(&self) -> Vec<SilentStatus> {
-        let silent = self.desired.silent().keys().filter_map(|path| {
+        let silent = self.desired.silent().iter().filter_map(|path| {
             let service = self.desired.service_at(path)?.name.to_string();
             let port = path.service.port();
             let backend = path.backend;

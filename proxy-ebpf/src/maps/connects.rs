@@ -3,16 +3,14 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::{Proto, SockAddr};
-use proxy_common::connect::{
-    Asked, Connects, DialTime, Outcome, PortsAndOutcome, SynTimes, Voter, Votes, bucket,
-};
+use proxy_common::connect::{Connects, DialTime, Outcome, PortsAndOutcome, Voter, Votes, bucket};
 use proxy_common::counter::Event;
 use proxy_common::flow::{Flow, Signals};
 use proxy_common::frontend::{EndpointKey, FrontendKey};
 
 use super::live::part;
 use super::{Find, Live, again, count, in_this_tick, undnat};
-use crate::clock::{in_secs, now_ns, now_secs};
+use crate::clock::{now_ns, now_secs};
 use crate::net::Net;
 
 /// In the object's read-only data: the stack has no room for it.
@@ -95,45 +93,6 @@ pub fn count_outcome<A: Net>(service: A, backend: A, ports: PortsAndOutcome) {
         count(Event::BackendFailed);
     }
     part!(connects.last_secs).set(in_this_tick(now_secs));
-}
-
-/// Notes a client's SYN that is about to go to a backend. Returns true if it should rather go to
-/// another one: the backend was always prompt, and now two clients wait for it. Such a SYN is not
-/// noted.
-#[inline(always)]
-pub fn ask<A: Net>(service: A, backend: A, ports: PortsAndOutcome) -> bool {
-    let service = FrontendKey::new(service, ports.service(), Proto::TCP);
-    let mut key = EndpointKey::new(service, SockAddr::new(backend, ports.backend()));
-    let (Some(connects), Some(voter)) = (A::MAPS.connects.find(&key), ports.outcome().voter())
-    else {
-        return false;
-    };
-    key.service.proto = Asked::PROTO;
-    let Some(owed) = row(&key) else { return false };
-    let units = part!(connects.units).copy();
-    let refused = part!(connects.refused).copy();
-    let now_ns = now_ns();
-    let has_answered = part!(owed.units).copy() != units;
-    let asked = Asked(if has_answered {
-        Asked::NOTHING.0
-    } else {
-        part!(owed.refused).copy()
-    });
-    if asked.is_late(now_ns) && connects.read(Connects::is_prompt) {
-        // The agent looks then whether all backends of the node owe an answer.
-        count(Event::BackendOwes);
-        if asked.is_overdue(now_ns) {
-            return true;
-        }
-    }
-    let is_heard = has_answered || part!(owed.retransmitted).copy() != refused;
-    part!(owed.refused).set_in_order(asked.with(voter, now_ns).0);
-    let times = SynTimes(part!(owed.unanswered).copy());
-    part!(owed.unanswered).set_in_order(times.with(now_ns, is_heard).0);
-    part!(owed.retransmitted).set_in_order(refused);
-    part!(owed.last_secs).set(in_secs(now_ns));
-    part!(owed.units).set_in_order(units);
-    false
 }
 
 #[inline(always)]

@@ -105,7 +105,7 @@ impl Fixture {
         events.retain(|event| {
             !matches!(
                 event,
-                Event::FlowOpened | Event::FlowMoved | Event::BackendFailed | Event::BackendOwes
+                Event::FlowOpened | Event::FlowMoved | Event::BackendFailed
             )
         });
         match (outcome.verdict, reasons.as_slice(), events.as_slice()) {

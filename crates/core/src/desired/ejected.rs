@@ -20,10 +20,7 @@ impl Desired {
         if *before == silent {
             return false;
         }
-        let changed = before
-            .keys()
-            .chain(silent.keys())
-            .filter(|path| before.get(path) != silent.get(path));
+        let changed = before.symmetric_difference(&silent);
         let ports: BTreeSet<_> = changed.map(|path| path.service).collect();
         let services: BTreeSet<_> = ports
             .into_iter()
@@ -45,7 +42,7 @@ impl Desired {
     pub fn ejected(&self) -> impl Iterator<Item = &Path> {
         self.options
             .silent
-            .keys()
+            .iter()
             .filter(|path| self.is_ejected(path))
     }
 
@@ -123,7 +120,6 @@ mod tests {
 
     use super::*;
     use crate::builders::{listed, service, slice};
-    use crate::health::Evidence;
     use crate::model::ModelOptions;
     use crate::tables::Tables;
 
@@ -132,13 +128,6 @@ mod tests {
             service: service.parse().unwrap(),
             backend: format!("10.244.0.{backend}:8080").parse().unwrap(),
         }
-    }
-
-    fn own(silent: impl IntoIterator<Item = Path>) -> Silent {
-        silent
-            .into_iter()
-            .map(|path| (path, Evidence::Own))
-            .collect()
     }
 
     /// Returns the last address bytes of the cluster set, and whether flows leave silent backends.
@@ -190,8 +179,8 @@ mod tests {
             (["1", "2", "3"].map(str::to_owned).to_vec(), true)
         );
         let silent = path("10.96.0.1:80", 2);
-        assert!(desired.set_silent(own([silent])), "it concerns a Service");
-        assert!(!desired.set_silent(own([silent])), "it is known");
+        assert!(desired.set_silent([silent].into()), "it concerns a Service");
+        assert!(!desired.set_silent([silent].into()), "it is known");
         desired.sync();
         assert_eq!(
             served(&desired),
@@ -214,7 +203,7 @@ mod tests {
         desired.sync();
         assert_eq!(served(&desired).0.len(), 3);
         assert!(
-            !desired.set_silent(own([path("10.96.0.9:80", 1)])),
+            !desired.set_silent([path("10.96.0.9:80", 1)].into()),
             "no Service is there"
         );
     }
@@ -231,38 +220,13 @@ mod tests {
             (4, 3, 4),
         ] {
             let mut desired = desired(HealthMode::On, backends, None);
-            desired.set_silent(own((1..=silent).map(|nth| path("10.96.0.1:80", nth))));
+            desired.set_silent((1..=silent).map(|nth| path("10.96.0.1:80", nth)).collect());
             desired.sync();
             let (served, fails_over) = served(&desired);
             assert_eq!(
                 (served.len(), fails_over),
                 (left, backends > 1),
                 "{silent} of {backends}"
-            );
-        }
-    }
-
-    #[test]
-    fn backends_of_unresponsive_nodes_stay_in_before_those_that_failed() {
-        for (backends, failed, of_node, left) in [
-            (10, 4, 1, 5),
-            (10, 4, 2, 6),
-            (10, 0, 5, 5),
-            (10, 0, 6, 10),
-            (4, 3, 1, 4),
-        ] {
-            let mut desired = desired(HealthMode::On, backends, None);
-            let mut silent = own((1..=failed).map(|nth| path("10.96.0.1:80", nth)));
-            silent.extend(
-                (failed + 1..=failed + of_node)
-                    .map(|nth| (path("10.96.0.1:80", nth), Evidence::Node)),
-            );
-            desired.set_silent(silent);
-            desired.sync();
-            assert_eq!(
-                served(&desired).0.len(),
-                left,
-                "{failed} and {of_node} of {backends}"
             );
         }
     }
@@ -288,7 +252,7 @@ mod tests {
         let here = path("10.96.0.1:80", 1);
         let elsewhere = path("10.96.0.1:80", 2);
         for (silent, ejected) in [(here, None), (elsewhere, Some(elsewhere))] {
-            desired.set_silent(own([silent]));
+            desired.set_silent([silent].into());
             desired.sync();
             let served = served(&desired).0;
             assert_eq!(
@@ -304,7 +268,7 @@ mod tests {
     fn annotation_goes_before_the_node() {
         let left = |mode, annotation| {
             let mut desired = desired(mode, 2, annotation);
-            desired.set_silent(own([path("10.96.0.1:80", 1)]));
+            desired.set_silent([path("10.96.0.1:80", 1)].into());
             desired.sync();
             let skipped: Vec<_> = desired.skipped().map(ToString::to_string).collect();
             (served(&desired).0.len(), skipped)

@@ -14,7 +14,7 @@ fn path(nth: u8) -> Path {
 
 /// The first backend, by its own failures.
 fn own() -> Silent {
-    [(path(1), Evidence::Own)].into()
+    [path(1)].into()
 }
 
 /// Returns failures of `clients` clients in turn.
@@ -25,18 +25,13 @@ fn votes(failures: u32, clients: u32) -> Votes {
 }
 
 const fn reading(votes: Votes) -> Reading {
-    Reading {
-        votes,
-        answered: 0,
-        unanswered: None,
-    }
+    Reading { votes, answered: 0 }
 }
 
 /// Applies a reading of one backend, at a time in tenths of a second.
 fn read(judge: &mut Judge, votes: Votes, tenths: u32) -> Vec<Change> {
     judge.read(
         &[(path(1), reading(votes))].into(),
-        Vec::new(),
         SECOND / 10 * tenths,
         |_| true,
     )
@@ -64,7 +59,7 @@ fn three_failures_of_two_clients_make_a_backend_silent() {
             Vec::from_iter(is_silent.then_some(Change::Silent(path(1)))),
             "{failures} {clients}"
         );
-        assert_eq!(judge.silent().contains_key(&path(1)), is_silent);
+        assert_eq!(judge.silent().contains(&path(1)), is_silent);
     }
 }
 
@@ -100,12 +95,9 @@ fn counts_of_before_the_start_and_of_other_pods_are_no_failures() {
     );
     // Another pod gets the address.
     assert_eq!(
-        judge.read(
-            &[(path(1), reading(votes(204, 9)))].into(),
-            Vec::new(),
-            SECOND,
-            |_| false
-        ),
+        judge.read(&[(path(1), reading(votes(204, 9)))].into(), SECOND, |_| {
+            false
+        }),
         []
     );
     assert_eq!(judge.silent(), Silent::new());
@@ -122,9 +114,7 @@ fn flapping_backend_waits_longer_each_time() {
     let mut failures = 3;
     let mut now = SECOND;
     let read = |judge: &mut Judge, votes, now| {
-        judge.read(&[(path(1), reading(votes))].into(), Vec::new(), now, |_| {
-            true
-        })
+        judge.read(&[(path(1), reading(votes))].into(), now, |_| true)
     };
     assert_eq!(
         read(&mut judge, votes(failures, 2), now),
@@ -251,12 +241,11 @@ fn silent_backend_that_answers_serves_at_once() {
         Reading {
             votes: votes(200, 2),
             answered: 1,
-            unanswered: None,
         },
     )]
     .into();
     assert_eq!(
-        judge.read(&answered, Vec::new(), SECOND / 5, |_| true),
+        judge.read(&answered, SECOND / 5, |_| true),
         [Change::Answers(path(1))],
         "though much has failed since"
     );
@@ -294,17 +283,17 @@ proptest! {
         let mut aside_for = Duration::ZERO;
         let mut answered = 0;
         for (failures, client, answers, tenths) in history {
-            let was_silent = judge.silent().contains_key(&path(1));
+            let was_silent = judge.silent().contains(&path(1));
             now += SECOND / 10 * tenths;
             if was_silent { aside_for += SECOND / 10 * tenths } else { aside_for = Duration::ZERO }
             if answers { (votes, answered) = (Votes::NONE, answered + 1) }
             for nth in 0..failures { votes = votes.with(Voter((client + nth as u8) % 24)) }
-            for change in judge.read(&[(path(1), Reading { votes, answered, unanswered: None })].into(), Vec::new(), now, |_| true) {
+            for change in judge.read(&[(path(1), Reading { votes, answered })].into(), now, |_| true) {
                 // Each change is reported once, alternately.
                 prop_assert_eq!(matches!(change, Change::Silent(_)), !silent);
                 silent = !silent;
             }
-            let is_silent = judge.silent().contains_key(&path(1));
+            let is_silent = judge.silent().contains(&path(1));
             prop_assert!(!is_silent || votes.failures() >= 1, "its last word was an answer");
             prop_assert!(!is_silent || was_silent || votes.clients() >= 1);
             prop_assert!(aside_for <= BACK_OFF_MAX + SECOND * 10, "{:?}", aside_for);
@@ -319,7 +308,7 @@ proptest! {
         for (more, tenths) in failures {
             for _ in 0..more { votes = votes.with(Voter(client)) }
             now += SECOND / 10 * tenths;
-            prop_assert_eq!(judge.read(&[(path(1), reading(votes))].into(), Vec::new(), now, |_| true), vec![]);
+            prop_assert_eq!(judge.read(&[(path(1), reading(votes))].into(), now, |_| true), vec![]);
             prop_assert!(judge.silent().is_empty());
         }
     }
@@ -336,17 +325,11 @@ fn backend_with_very_many_failures_gets_longer_trials() {
         now += TRIAL * (1 << nth);
         judge.read(
             &[(path(1), reading(votes(400, 2)))].into(),
-            Vec::new(),
             now - SECOND / 100,
             |_| true,
         );
         assert!(judge.silent().is_empty(), "{nth}: nothing has failed");
-        judge.read(
-            &[(path(1), reading(votes(400, 2)))].into(),
-            Vec::new(),
-            now,
-            |_| true,
-        );
+        judge.read(&[(path(1), reading(votes(400, 2)))].into(), now, |_| true);
         assert_eq!(judge.silent(), own(), "{nth}");
         now += VERDICT;
     }
@@ -359,187 +342,15 @@ fn clients_who_fail_fast_do_not_outvote_those_who_are_answered() {
         let reading = Reading {
             votes: votes(200, 2),
             answered: nth.into(),
-            unanswered: None,
         };
         // The first reading has no earlier count to compare with.
-        let changes = judge.read(
-            &[(path(1), reading)].into(),
-            Vec::new(),
-            SECOND / 5 * (nth + 1),
-            |_| true,
-        );
+        let changes = judge.read(&[(path(1), reading)].into(), SECOND / 5 * (nth + 1), |_| {
+            true
+        });
         assert!(
             nth == 0 || !changes.contains(&Change::Silent(path(1))),
             "{nth}: {changes:?}"
         );
     }
     assert!(judge.silent().is_empty());
-}
-
-/// The backends of an unresponsive node.
-fn node(backends: &[u8]) -> Vec<BTreeSet<Path>> {
-    vec![backends.iter().map(|nth| path(*nth)).collect()]
-}
-
-/// Applies a reading of two backends, each with its answers and failures.
-fn read_two(
-    judge: &mut Judge,
-    counted: [(u64, u32); 2],
-    unresponsive: Vec<BTreeSet<Path>>,
-    now: Duration,
-) -> Vec<Change> {
-    let reading = |(answered, failures)| Reading {
-        votes: votes(failures, 2),
-        answered,
-        unanswered: None,
-    };
-    let readings = [1, 2]
-        .map(path)
-        .into_iter()
-        .zip(counted.map(reading))
-        .collect();
-    judge.read(&readings, unresponsive, now, |_| true)
-}
-
-#[test]
-fn answer_of_one_backend_speaks_for_all_of_a_node() {
-    let mut judge = begun();
-    assert_eq!(
-        read_two(&mut judge, [(7, 0), (9, 0)], node(&[1, 2, 3]), SECOND).len(),
-        3
-    );
-    assert_eq!(
-        judge.silent(),
-        [1, 2, 3].map(|nth| (path(nth), Evidence::Node)).into()
-    );
-    assert!(judge.waits() && judge.asks_for(&path(3)));
-    assert_eq!(
-        read_two(&mut judge, [(7, 0), (9, 0)], Vec::new(), SECOND * 2),
-        [],
-        "no SYN is late any more"
-    );
-    let mut other = begun();
-    read_two(&mut other, [(7, 0), (9, 0)], node(&[1, 2]), SECOND);
-    assert_eq!(
-        read_two(&mut other, [(7, 0), (10, 0)], Vec::new(), SECOND * 2).len(),
-        2,
-        "at the next reading"
-    );
-    let changes = read_two(&mut judge, [(7, 0), (10, 0)], Vec::new(), SECOND * 3);
-    assert_eq!(changes, [1, 2, 3].map(|nth| Change::Answers(path(nth))));
-    assert!(judge.silent().is_empty());
-    assert_eq!(
-        read_two(&mut judge, [(7, 0), (10, 0)], node(&[1, 2]), SECOND * 4),
-        [],
-        "not at once again"
-    );
-    assert!(!judge.waits());
-    assert_eq!(
-        read_two(&mut judge, [(7, 0), (10, 0)], node(&[1, 2]), SECOND * 8).len(),
-        2
-    );
-    judge.pass(SECOND * 8 + BACK_OFF);
-    assert_eq!(judge.silent().len(), 2, "the second time lasts longer");
-    // The agent deletes the row of old counts.
-    assert_eq!(
-        read_two(
-            &mut judge,
-            [(0, 0), (10, 0)],
-            Vec::new(),
-            SECOND * 8 + BACK_OFF
-        ),
-        []
-    );
-}
-
-#[test]
-fn backends_of_a_node_are_on_trial_together() {
-    let mut judge = begun();
-    read_two(&mut judge, [(7, 0), (9, 0)], node(&[1, 2]), SECOND);
-    read_two(&mut judge, [(7, 2), (9, 0)], Vec::new(), SECOND * 2);
-    let mut now = SECOND + BACK_OFF;
-    judge.pass(now);
-    assert!(judge.silent().is_empty(), "on trial");
-    now += TRIAL;
-    assert_eq!(read_two(&mut judge, [(7, 2), (9, 0)], Vec::new(), now), []);
-    assert_eq!(judge.silent().len(), 2, "a trial is short");
-    now += SECOND;
-    assert_eq!(
-        read_two(&mut judge, [(7, 2), (9, 1)], Vec::new(), now),
-        [],
-        "operators know"
-    );
-    judge.pass(now + BACK_OFF * 2 - SECOND / 100);
-    assert_eq!(
-        judge.silent().len(),
-        2,
-        "one failure of any of them doubles the wait"
-    );
-    judge.pass(now + BACK_OFF * 2);
-    assert!(judge.silent().is_empty());
-    for secs in 1..3 {
-        assert_eq!(
-            read_two(
-                &mut judge,
-                [(7, 2), (9, 1)],
-                Vec::new(),
-                now + FORGET + SECOND * secs
-            ),
-            [],
-            "nothing is said"
-        );
-    }
-    assert!(judge.silent().is_empty() && !judge.waits(), "{judge:?}");
-}
-
-#[test]
-fn backend_with_failures_of_its_own_stays_silent_when_its_node_answers() {
-    let mut judge = begun();
-    assert_eq!(
-        read_two(&mut judge, [(7, 0), (9, 0)], node(&[1, 2]), SECOND),
-        [1, 2].map(|nth| Change::Silent(path(nth)))
-    );
-    assert_eq!(
-        read_two(&mut judge, [(7, 3), (9, 0)], Vec::new(), SECOND * 2),
-        [],
-        "operators know"
-    );
-    assert_eq!(
-        judge.silent(),
-        [(path(1), Evidence::Own), (path(2), Evidence::Node)].into()
-    );
-    assert_eq!(
-        read_two(&mut judge, [(7, 3), (10, 0)], Vec::new(), SECOND * 3),
-        [Change::Answers(path(2))]
-    );
-    assert_eq!(judge.silent(), [(path(1), Evidence::Own)].into());
-    assert_eq!(
-        read_two(&mut judge, [(8, 0), (10, 0)], Vec::new(), SECOND * 4),
-        [Change::Answers(path(1))]
-    );
-}
-
-#[test]
-fn presumptions_have_a_limit_and_need_backends() {
-    let mut judge = Judge::default();
-    let many = (1..=5_000)
-        .map(|port| Path {
-            backend: ([10, 244, 0, 9], port).into(),
-            ..path(1)
-        })
-        .collect();
-    let read = |judge: &mut Judge, unresponsive| {
-        judge.read(&Readings::new(), unresponsive, SECOND, |at| *at == path(2))
-    };
-    assert_eq!(read(&mut judge, vec![many]), []);
-    assert!(!judge.waits());
-    assert_eq!(read(&mut judge, node(&[1, 2])), [Change::Silent(path(2))]);
-    assert_eq!(read(&mut judge, Vec::new()), []);
-    assert_eq!(
-        judge.silent().into_keys().collect::<Vec<_>>(),
-        [path(2)],
-        "the pod of the other one is gone"
-    );
-    judge.read(&Readings::new(), Vec::new(), SECOND * 2, |_| false);
-    assert!(!judge.waits(), "so is that of the last one");
 }

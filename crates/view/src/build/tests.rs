@@ -5,7 +5,7 @@ use crate::{Names, ServiceView, frontend_names, views};
 use proxy_core::builders::{listed, node, service, slice};
 use proxy_core::compact::{Compact, LocalPod};
 use proxy_core::desired::Desired;
-use proxy_core::health::{Evidence, Path};
+use proxy_core::health::Path;
 use proxy_core::input::{Input, Update};
 use proxy_core::model::ModelOptions;
 use proxy_datapath::Counts;
@@ -158,7 +158,7 @@ fn silent_pods_of_a_redirect_are_shown_though_they_are_no_endpoints() {
         service: "10.96.0.1:80".parse().unwrap(),
         backend: backend.parse().unwrap(),
     };
-    desired.set_silent([(path("10.244.0.5:80"), Evidence::Own)].into());
+    desired.set_silent([path("10.244.0.5:80")].into());
     desired.sync();
     let views = views(&desired.snapshot(), &Counts::default());
     let backends = views[0].ports[0].backends.iter();
