@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use proxy_common::addr::Addr;
 use proxy_common::frontend::{Service, Set};
+use proxy_common::hook::SlowProgram;
 
 use super::Agent;
 use super::status::role_name;
@@ -64,7 +65,13 @@ impl Agent {
                 },
             ))
         };
-        self.loaded.programs.keys().map(reading).collect()
+        // The kernel counts what a hook's program calls as a run of that program.
+        let is_called = |name: &str| SlowProgram::ALL.map(SlowProgram::program).contains(&name);
+        let programs = self.loaded.programs.keys();
+        programs
+            .filter(|name| !is_called(name))
+            .map(reading)
+            .collect()
     }
 }
 
