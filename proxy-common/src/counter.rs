@@ -64,7 +64,8 @@ pub enum Reason {
     /// Belongs to a connection whose backend is lost with its node, for a Service with
     /// `reset-on-node-loss`.
     BackendLost,
-    /// The hook could not call the program of the slow path: another program has emptied `SLOW`.
+    /// May belong to a flow, and the hook could not call the program of the slow path: another
+    /// program has emptied `SLOW`.
     SlowPathMissing,
 }
 
@@ -142,8 +143,7 @@ impl Reason {
             | Self::NotUnicast
             | Self::NotOurs
             | Self::NoFlow
-            | Self::Draining
-            | Self::SlowPathMissing => Verdict::Pass,
+            | Self::Draining => Verdict::Pass,
             Self::NoEndpoints | Self::UnknownPort | Self::BackendLost => Verdict::Reject,
             Self::NoLocalEndpoints
             | Self::Outside
@@ -159,7 +159,8 @@ impl Reason {
             | Self::Rewrite
             | Self::Unhooked
             | Self::Spoofed
-            | Self::CutHeader => Verdict::Drop,
+            | Self::CutHeader
+            | Self::SlowPathMissing => Verdict::Drop,
         }
     }
 

@@ -351,8 +351,8 @@ global_functions! {
 /// Takes the memory of the hook again.
 #[inline(always)]
 fn memory() -> Memory<'static> {
-    // SAFETY: only the functions above call this, once each. Their callers in `redirect`, `flow`,
-    // `open` and `main` have been lent the right of the hook for as long as they run.
+    // SAFETY: only the functions above call this, once each. Their callers have been lent the right
+    // of the hook for as long as they run.
     unsafe { Memory::of_hook() }
 }
 

@@ -322,7 +322,7 @@ impl Skb {
     /// Notes the hook and the outcome of its fast path for the program that takes the packet over
     /// by a tail call.
     #[inline(always)]
-    pub fn hand_over(self, hook: PacketHook, outcome: Outcome) {
+    pub fn hand_over(self, hook: PacketHook, outcome: &Outcome) {
         set_field!(self.cb[0], u32::from(hook.id().0));
         set_field!(self.cb[1], outcome.0 as u32);
     }

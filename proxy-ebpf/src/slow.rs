@@ -8,9 +8,9 @@
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::flow::Hook;
-use proxy_common::hook::{HookId, PacketHook};
+use proxy_common::hook::{Direction, HookId, PacketHook};
 
-use crate::maps::{self, Memory};
+use crate::maps::{self, Marked, Memory};
 use crate::net::Net;
 use crate::outcome::{Action, Outcome};
 use crate::redirect::Forward;
@@ -26,22 +26,47 @@ pub fn finish<A: Forward>(
     link: LinkHeader,
     hook: PacketHook,
     outcome: Outcome,
-    memory: Memory,
+    mut memory: Memory,
 ) -> i32 {
     if SPLIT.get() == 0 {
         return run::<A>(skb, link, hook, outcome, memory);
     }
     if let Some(Action(action)) = ended(hook, &outcome) {
+        log::packet::<A>(skb, link, outcome.0, memory.lend());
         return action;
     }
-    skb.hand_over(hook, outcome);
+    skb.hand_over(hook, &outcome);
     maps::call_slow(skb, hook.slow());
     // The array has lost the program.
-    maps::count(Reason::SlowPathMissing);
-    match verdict(hook, Reason::SlowPathMissing) {
-        Verdict::Pass => Action::PASS.0,
+    let reason = match outcome.result() {
+        Err(reason) => reason,
+        Ok(_) if may_have_flow::<A>(skb, link) => Reason::SlowPathMissing,
+        Ok(_) => Reason::NoFlow,
+    };
+    maps::count(reason);
+    match verdict(hook, reason) {
+        Verdict::Pass => {
+            if hook.direction() == Direction::Egress {
+                skb.clear_packet_mark();
+            }
+            Action::PASS.0
+        }
         Verdict::Drop | Verdict::Reject => Action::DROP.0,
     }
+}
+
+/// Returns true if an end of the packet has flows: untranslated, it would reset a connection. Other
+/// packets pass, so that the node stays reachable without a slow path.
+#[inline(never)]
+fn may_have_flow<A: Net>(skb: Skb, link: LinkHeader) -> bool {
+    let head = match link {
+        LinkHeader::Ethernet => A::peek(skb),
+        LinkHeader::None => None,
+    };
+    head.is_some_and(|head| {
+        Marked::of(head.src(), head.dst()) != Marked::NONE
+            || Marked::of(head.dst(), head.src()) != Marked::NONE
+    })
 }
 
 /// Leaves a packet to the slow path, of a hook that has no fast path.

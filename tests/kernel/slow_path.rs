@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use aya::maps::ProgramArray;
 use proxy_common::hook::SlowProgram;
-use proxy_common::names::{ANCHOR, INGRESS, SLOW};
+use proxy_common::names::{EGRESS, INGRESS, SLOW};
 use proxy_datapath::open;
 use testbed::test_run::Verdict::{Drop, Pass};
 
@@ -13,25 +13,29 @@ use crate::reuse::{Kernel, Setup};
 
 /// Another program can empty the array of the slow path, or remove its pin while no agent runs.
 #[test]
-fn packets_pass_without_slow_path_until_the_agent_restores_it() -> Result<()> {
+fn emptied_array_resets_no_connection_until_the_agent_fills_it() -> Result<()> {
     for mut fixture in fixtures("slow")? {
+        let open_flow = fixture.names.frame("tcp S client:1000 > web:80")?;
+        fixture.run(INGRESS, &open_flow)?;
         let mut slow: ProgramArray<_> = open(&fixture.bench.datapath.loaded.maps, SLOW)?;
         slow.clear_index(&SlowProgram::Ethernet.index())?;
-        let from_client = fixture.names.frame("tcp S client:1000 > web:80")?;
-        let outcome = fixture.run(INGRESS, &from_client)?;
+        // The pod's answer, untranslated, would reset the client's connection.
+        let answer = fixture.names.frame("tcp SA pod:8080 > client:1000")?;
+        ensure!(fixture.run(EGRESS, &answer)?.verdict == Drop);
+        let counts = fixture.counts()?;
+        ensure!(counts.get("slow_path_missing") == Some(&1), "{counts:?}");
+        // The node stays reachable.
+        let other = fixture.names.frame("tcp S neighbour:7 > stranger:22")?;
+        let outcome = fixture.run(INGRESS, &other)?;
         ensure!(
-            outcome.verdict == Pass && outcome.packet == from_client,
+            outcome.verdict == Pass && outcome.packet == other,
             "{outcome:?}"
         );
-        let from_host = fixture.names.frame("tcp S node:1000 > web:80")?;
-        ensure!(fixture.run(ANCHOR, &from_host)?.verdict == Drop);
-        let counts = fixture.counts()?;
-        ensure!(counts.get("slow_path_missing") == Some(&2), "{counts:?}");
-        fixture.bench.datapath.attachments.restore_pins()?;
-        fixture.run(INGRESS, &from_client)?;
+        fixture.bench.datapath.attachments.restore_slow_path()?;
+        ensure!(fixture.run(EGRESS, &answer)?.verdict == Pass);
         let counts = fixture.counts()?;
         ensure!(
-            counts.get("slow_path_missing") == Some(&2) && counts["flow_opened"] == 1,
+            counts["slow_path_missing"] == 1 && counts["returned"] == 1 && counts["no_flow"] == 1,
             "{counts:?}"
         );
     }

@@ -32,7 +32,8 @@ fn a_killed_agent_is_not_missed_and_the_next_takes_over() -> Result<()> {
             .with_context(|| format!("{how}: no agent runs"))?;
         let mut while_dead = fixture.connections()?;
 
-        let agent = fixture.kpx(&args)?;
+        // The next agent keeps a predecessor's filters, unless it is told otherwise.
+        let agent = fixture.kpx(&args[2..])?;
         ensure!(map_ids(&fixture.dir())? == maps, "{how}: other maps");
         ensure!(
             link_ids(&fixture.dir())? == links && links.is_empty() == (how == "clsact"),

@@ -272,10 +272,14 @@ impl Attachments {
             .map_or(Ok(()), Persistence::keep_maps)
     }
 
-    /// Restores the slow path, and pins of maps and links that another program removed. Returns the
-    /// number of restored pins.
+    /// Restores the programs of the slow path that another program removed from their array.
+    pub fn restore_slow_path(&mut self) -> Result<()> {
+        slow_path::restore(&mut self.ebpf)
+    }
+
+    /// Restores pins of maps and links that another program removed. Returns the number of restored
+    /// pins.
     pub fn restore_pins(&mut self) -> Result<u64> {
-        slow_path::restore(&mut self.ebpf)?;
         let Some(persistence) = &self.persistence else {
             return Ok(0);
         };

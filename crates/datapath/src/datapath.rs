@@ -14,7 +14,7 @@ use proxy_common::hook::{PacketHook, SlowProgram};
 use proxy_common::maps::FLOWS;
 use proxy_common::names::{self, FamilyMaps};
 use tokio::sync::Notify;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::attach::{Attachments, Mechanism};
 use crate::counters::Counters;
@@ -104,13 +104,13 @@ impl Datapath {
         sockets::remove_unused(&persistence.pins, options.sockets)?;
         let unused = sockets::unused_maps(options.sockets);
         pins.retain(|pin| !unused.contains(&pin.name.as_str()));
-        options.whole |= !persistence.pins.are_of_host();
+        options.whole |= !persistence.pins.are_of_host() || persistence.pins.are_of_filters()?;
         let (ebpf, unfit) = load_fitting(object, &mut options, &pins)?;
         if unfit.is_some() {
             sockets::remove_unused(&persistence.pins, None)?;
         }
         // Before the first program is attached: see `slow_path`.
-        let slow_pin = if options.whole {
+        let mut slow_pin = if options.whole {
             None
         } else {
             Some(SlowPin::new(&persistence.pins, &ebpf)?)
@@ -119,9 +119,9 @@ impl Datapath {
         let resize = Resize::new(pins);
         resize.copy()?;
         let mut this = Self::new(ebpf, options, Some(persistence))?;
-        if this.attachments.adopt()? {
-            slow_path::remove_pins(&slow, slow_pin.as_ref())?;
-        } else {
+        slow_pin.iter_mut().for_each(SlowPin::keep);
+        let has_all = this.attachments.adopt()?;
+        if !has_all {
             this.flows.share();
         }
         if let Some(why) = unfit {
@@ -130,6 +130,9 @@ impl Datapath {
         // Packets have changed entries since the first copy.
         resize.copy()?;
         resize.finish()?;
+        if has_all {
+            slow_path::remove_pins(&slow, slow_pin.as_ref())?;
+        }
         retired::remove(&maps)?;
         this.attachments.keep_maps()?;
         // A predecessor may have exited between the removal of an endpoint and the new generation.
@@ -247,7 +250,7 @@ fn load_fitting(
     options: &mut Options,
     pins: &[PinPath],
 ) -> Result<(Ebpf, Option<anyhow::Error>)> {
-    options.whole |= options.mechanism == Some(Mechanism::Clsact) || !slow_path::may_be_separate()?;
+    options.whole |= options.mechanism == Some(Mechanism::Clsact) || !slow_path::may_be_separate();
     let mut unfit = None;
     loop {
         match load(object, *options, pins) {
@@ -260,7 +263,7 @@ fn load_fitting(
             }
             // A kernel without its compiler has no tail calls in programs with functions.
             Err(error) if error.is::<OfSlowPath>() && !options.whole => {
-                debug!(
+                warn!(
                     error = format!("{error:#}"),
                     "loading the slow path into each hook's program"
                 );
@@ -328,7 +331,7 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
         let slow = SlowProgram::Ethernet;
         let programs = iter::once(slow.program()).chain(PacketHook::common_programs());
         verifier::load_all(&mut ebpf, programs).context(OfSlowPath)?;
-        slow_path::load(&mut ebpf, slow)?;
+        slow_path::load(&mut ebpf, slow).context(OfSlowPath)?;
     }
     if let Some(options) = options.sockets {
         sockets::load(&mut ebpf, options).context(OfSockets)?;

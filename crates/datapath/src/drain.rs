@@ -1,5 +1,5 @@
 //! Takes a node out of service without breaking open flows. The programs serve open flows and leave
-//! packets that would open a flow to the next proxy. No agent runs during a drain, because an agent
+//! packets that would open a flow of a Service to the next proxy. No agent runs during a drain, because an agent
 //! would put the node back into service.
 
 use std::path::Path;
@@ -88,7 +88,8 @@ fn open<A: FamilyNames>(flows: &Flows<A>, now_secs: u32) -> Result<usize> {
     for key in flows.keys() {
         let key = key.with_context(|| format!("read {}", A::MAPS.flows))?;
         let flow = match flows.get(&key, 0) {
-            Ok(flow) if flow.kind == Kind::DNAT => flow,
+            // A client's direct flow is no Service's, and needs kpx only beside one that is.
+            Ok(flow) if flow.kind == Kind::DNAT && !flow.service.addr.is_unspecified() => flow,
             Ok(_) | Err(MapError::KeyNotFound) => continue,
             Err(error) => return Err(error).with_context(|| format!("read {}", A::MAPS.flows)),
         };

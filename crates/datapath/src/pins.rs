@@ -36,7 +36,7 @@ use proxy_common::names;
 
 use super::loaded::may_open_by_id;
 use super::sizes::MapSize;
-use super::sockets::translates;
+use super::sockets::{self, translates};
 use bpf_fs::is_on_bpf_fs;
 pub use bpf_fs::{BpfFs, ensure_bpf_fs};
 pub(crate) use kept::KeptMaps;
@@ -106,6 +106,14 @@ impl Pins {
     /// Returns true if the directory outlives containers.
     pub(super) fn are_of_host(&self) -> bool {
         self.bpf_fs == BpfFs::Host
+    }
+
+    /// Returns true if a predecessor has left maps and no links of devices: its programs are in
+    /// clsact filters, which the next agent takes over as they are.
+    pub(super) fn are_of_filters(&self) -> Result<bool> {
+        let mut links = names(&self.links())?;
+        links.retain(|pin| !sockets::is_pin(pin));
+        Ok(self.has_maps()? && links.is_empty())
     }
 
     /// Returns true if the directory's lifetime is unknown.

@@ -2,8 +2,8 @@
 //!
 //! The kernel empties the array with its last descriptor or pin, and then the hooks' programs have
 //! no slow path. So each load has an array of its own, and pins it before its programs replace a
-//! predecessor's. TCX links need such pins as well. clsact filters stay without, and pins may
-//! disappear with a container: there each hook's program has the slow path itself
+//! predecessor's. TCX links need such pins as well. clsact filters need none, and a container's pins
+//! go with it: for both each hook's program has the slow path itself
 //! ([`Options::whole`](crate::Options::whole)).
 
 use std::path::{Path, PathBuf};
@@ -14,15 +14,16 @@ use aya::maps::{Map, MapData, ProgramArray};
 use aya::util::KernelVersion;
 use proxy_common::hook::SlowProgram;
 use proxy_common::names;
+use tracing::debug;
 
 use crate::attach::program;
 use crate::pins::{self, Pins, remove_pin};
 use crate::verifier;
 
 /// Returns true if the kernel has TCX links.
-pub(crate) fn may_be_separate() -> Result<bool> {
+pub(crate) fn may_be_separate() -> bool {
     const FIRST_WITH_TCX: KernelVersion = KernelVersion::new(6, 6, 0);
-    Ok(KernelVersion::current().context("read the kernel's version")? >= FIRST_WITH_TCX)
+    KernelVersion::current().is_ok_and(|version| version >= FIRST_WITH_TCX)
 }
 
 /// Loads a program of the slow path if it is not loaded, and makes it callable.
@@ -46,7 +47,7 @@ pub(crate) fn is_separate(ebpf: &mut Ebpf) -> Result<bool> {
 }
 
 /// Puts the loaded programs back into the array, from which another program may have removed them.
-/// The kernel does not tell which were missing; packets that met a gap have a reason of their own.
+/// Packets that met a gap have a reason of their own.
 pub(crate) fn restore(ebpf: &mut Ebpf) -> Result<()> {
     for slow in SlowProgram::ALL {
         if program(ebpf, slow.program())?.fd().is_ok() {
@@ -56,8 +57,11 @@ pub(crate) fn restore(ebpf: &mut Ebpf) -> Result<()> {
     Ok(())
 }
 
-/// The pin of a load's array.
-pub(crate) struct SlowPin(PathBuf);
+/// The pin of a load's array. A drop removes it, unless programs of the load may be attached.
+pub(crate) struct SlowPin {
+    path: PathBuf,
+    is_kept: bool,
+}
 
 impl SlowPin {
     pub(crate) fn new(pins: &Pins, ebpf: &Ebpf) -> Result<Self> {
@@ -69,7 +73,25 @@ impl SlowPin {
         array
             .pin(&path)
             .with_context(|| format!("pin {}", path.display()))?;
-        Ok(Self(path))
+        Ok(Self {
+            path,
+            is_kept: false,
+        })
+    }
+
+    /// Call this before the first program of the load is attached.
+    pub(crate) fn keep(&mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for SlowPin {
+    fn drop(&mut self) {
+        if !self.is_kept
+            && let Err(error) = remove_pin(&self.path)
+        {
+            debug!(error = format!("{error:#}"), "an unused array stays pinned");
+        }
     }
 }
 
@@ -78,6 +100,6 @@ pub(crate) fn remove_pins(dir: &Path, own: Option<&SlowPin>) -> Result<()> {
     pins::names(dir)?
         .into_iter()
         .map(|name| dir.join(name))
-        .filter(|path| own.is_none_or(|SlowPin(own)| own != path))
+        .filter(|path| own.is_none_or(|own| own.path != *path))
         .try_for_each(|path| remove_pin(&path))
 }

@@ -371,7 +371,7 @@ pub fn explain(reason: Reason) -> &'static str {
         Reason::Draining => "kpx is about to leave this node, and opens no more flows",
         Reason::Rewrite => "the kernel refused to change the packet",
         Reason::SlowPathMissing => {
-            "the program for new flows is missing: another program has emptied the map SLOW"
+            "the program of the slow path was missing: another program has emptied the map SLOW"
         }
     }
 }
@@ -446,7 +446,7 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
             "If the count grows steadily, report it with kpx status -o json.",
         ],
         Reason::SlowPathMissing => &[
-            "Restart kpx on the node: it loads its programs again.",
+            "kpx fills the map again within its sync period.",
             "Look for a program on the node that changes BPF maps or removes pins.",
         ],
         Reason::NotIp

@@ -164,6 +164,9 @@ impl DevicePrograms {
             warn!(pins, "pins were removed, pinning again");
         }
         repairs.pins += pins;
+        self.attachments
+            .restore_slow_path()
+            .context("restore the slow path")?;
         // This check comes last, because no later check finds the programs detached above.
         repairs.programs += self
             .attachments
