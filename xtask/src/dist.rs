@@ -8,35 +8,59 @@ mod bill;
 mod deb;
 mod image;
 mod licenses;
-mod pack;
-mod sums;
+pub(crate) mod pack;
+pub(crate) mod sums;
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
 use serde_json::Value;
 
 use crate::arch::Arch;
+use crate::home::{Home, LOCAL_IMAGE};
 use crate::step::step;
 use crate::{build, shell, workspace};
 use bill::bill;
 use pack::{Entry, Files};
 
+/// The folders that every package has; the rest of `deploy` serves to make packages.
+const FOLDERS: [&str; 6] = [
+    "deploy/helm",
+    "deploy/kubeadm",
+    "deploy/kubernetes",
+    "deploy/monitoring",
+    "deploy/systemd",
+    "docs",
+];
+
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Do not optimise: a quick way to try the packages rather than kpx
     #[arg(long)]
-    debug: bool,
+    pub(crate) debug: bool,
     /// Release for this architecture, this machine's by default; several times for several, which
     /// also share an image
     #[arg(long, value_enum)]
-    arch: Vec<Arch>,
+    pub(crate) arch: Vec<Arch>,
     /// Make no Debian package, for which cargo-deb is installed
     #[arg(long)]
-    no_deb: bool,
+    pub(crate) no_deb: bool,
+}
+
+impl Options {
+    /// Returns the named architectures, or this machine's.
+    fn arches(&self) -> Result<Vec<Arch>> {
+        if !self.arch.is_empty() {
+            return Ok(self.arch.clone());
+        }
+        let own = Arch::of_this_machine();
+        Ok(vec![own.context(
+            "kpx is not released for this machine: name an --arch",
+        )?])
+    }
 }
 
 /// Makes the image of kpx for this machine. Returns its archive.
@@ -46,62 +70,17 @@ pub(crate) fn image() -> Result<PathBuf> {
         arch: Vec::new(),
         no_deb: true,
     };
-    let release = make(&options)?;
+    let release = Release::new("dist", None)?;
+    release.make(&options)?;
     let arch = Arch::of_this_machine().context("kpx is not released for this machine")?;
     Ok(release.folder.join(release.file(arch, "oci.tar")))
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let release = make(options)?;
-    for (name, size) in sums::verify(&release.folder)? {
-        println!(
-            "{}  {:.1} MB",
-            release.folder.join(name).display(),
-            size as f64 / 1e6
-        );
-    }
-    Ok(())
-}
-
-fn make(options: &Options) -> Result<Release> {
-    let own =
-        || Arch::of_this_machine().context("kpx is not released for this machine: name an --arch");
-    let arches = if options.arch.is_empty() {
-        vec![own()?]
-    } else {
-        options.arch.clone()
-    };
-    arches.iter().try_for_each(|arch| arch.ensure_tools())?;
-    let release = Release::new()?;
-    let mut made = Vec::new();
-    let mut roots = Vec::new();
-    for arch in arches {
-        let build = build::Options {
-            release: !options.debug,
-            static_: true,
-            arch: Some(arch),
-            ..Default::default()
-        };
-        let kpx = build::run(&build)?;
-        let bytes = fs::read(&kpx).with_context(|| format!("read {}", kpx.display()))?;
-        ensure!(!has_interpreter(&bytes), "{} is not static", kpx.display());
-        let metadata = metadata(arch)?;
-        let bill = bill(&metadata, arch, release.time)?;
-        let licenses = licenses::texts(&bill, &metadata)?;
-        release.stage(&kpx, arch, &licenses)?;
-        made.push(step("pack", || release.pack(arch))?);
-        let name = release.file(arch, "cdx.json");
-        let text = serde_json::to_string_pretty(&bill)? + "\n";
-        fs::write(release.folder.join(&name), text)?;
-        made.push(name);
-        if !options.no_deb {
-            made.push(release.debian_package(arch)?);
-        }
-        roots.push((arch, release.root()?));
-    }
-    made.extend(step("make the image", || release.images(&roots))?);
+    let release = Release::new("dist", None)?;
+    let (made, _) = release.make(options)?;
     sums::write(&release.folder, &made)?;
-    Ok(release)
+    release.list()
 }
 
 /// Returns true if an ELF file (64 bit, little-endian) requests a dynamic loader.
@@ -126,46 +105,111 @@ fn has_interpreter(elf: &[u8]) -> bool {
     kinds.any(|at| elf.get(at..at + 4) == Some(PT_INTERP.to_le_bytes().as_slice()))
 }
 
-struct Release {
-    folder: PathBuf,
-    /// The directory of the files that all packages share: `bin`, `man`, `completions`, licenses.
-    stage: PathBuf,
-    version: &'static str,
+/// A release in the making, in a folder of the target directory.
+pub(crate) struct Release {
+    pub(crate) folder: PathBuf,
+    /// The directory of the files that all packages share: `bin`, `man`, `completions`, `deploy`,
+    /// `docs`, licenses.
+    pub(crate) stage: PathBuf,
+    pub(crate) version: &'static str,
     /// The time in seconds since 1970: the commit's, or SOURCE_DATE_EPOCH.
-    time: u64,
+    pub(crate) time: u64,
+    /// Where the release will be; `None` for packages that stay with their checkout.
+    home: Option<Home>,
+}
+
+/// kpx for an architecture, with what packages say about its crates.
+struct Built {
+    arch: Arch,
+    kpx: PathBuf,
+    bill: String,
+    licenses: String,
 }
 
 impl Release {
-    fn new() -> Result<Self> {
+    pub(crate) fn new(folder: &str, home: Option<Home>) -> Result<Self> {
         // cargo-deb's list of files contains the default target directory, so the directory is
         // there even if another target directory is set.
-        let folder = workspace::root().join("target/dist");
-        if folder.exists() {
-            fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
+        let target = workspace::root().join("target");
+        let (folder, stage) = (target.join(folder), target.join("dist/stage"));
+        for old in [&folder, &stage] {
+            if old.exists() {
+                fs::remove_dir_all(old).with_context(|| format!("remove {}", old.display()))?;
+            }
+            fs::create_dir_all(old)?;
         }
-        let stage = folder.join("stage");
-        fs::create_dir_all(&stage)?;
         Ok(Self {
             folder,
             stage,
             version: env!("CARGO_PKG_VERSION"),
             time: time()?,
+            home,
         })
     }
 
-    fn file(&self, arch: Arch, ending: &str) -> String {
+    /// Makes all files for the architectures. Returns their names, and the image's digest.
+    pub(crate) fn make(&self, options: &Options) -> Result<(Vec<String>, String)> {
+        let arches = options.arches()?;
+        arches.iter().try_for_each(|arch| arch.ensure_tools())?;
+        let built = arches.into_iter().map(|arch| self.build(arch, options));
+        let built = built.collect::<Result<Vec<_>>>()?;
+        let (mut made, digest) = step("make the image", || self.images(&built))?;
+        for built in &built {
+            self.stage(built, &digest)?;
+            made.push(step("pack", || self.pack(built.arch))?);
+            let name = self.file(built.arch, "cdx.json");
+            fs::write(self.folder.join(&name), &built.bill)?;
+            made.push(name);
+            if !options.no_deb {
+                made.push(self.debian_package(built.arch)?);
+            }
+        }
+        Ok((made, digest))
+    }
+
+    fn build(&self, arch: Arch, options: &Options) -> Result<Built> {
+        let build = build::Options {
+            release: !options.debug,
+            static_: true,
+            arch: Some(arch),
+            ..Default::default()
+        };
+        let kpx = build::run(&build)?;
+        let bytes = fs::read(&kpx).with_context(|| format!("read {}", kpx.display()))?;
+        ensure!(!has_interpreter(&bytes), "{} is not static", kpx.display());
+        let metadata = metadata(arch)?;
+        let bill = bill(&metadata, arch, self.time)?;
+        Ok(Built {
+            arch,
+            kpx,
+            licenses: licenses::texts(&bill, &metadata)?,
+            bill: serde_json::to_string_pretty(&bill)? + "\n",
+        })
+    }
+
+    pub(crate) fn file(&self, arch: Arch, ending: &str) -> String {
         format!("kpx-{}-linux-{}.{ending}", self.version, arch.name())
     }
 
-    /// Stages kpx, its link as kubectl's plugin, the licenses, and the manual pages and completions
-    /// that kpx writes.
-    fn stage(&self, kpx: &Path, arch: Arch, licenses: &str) -> Result<()> {
+    /// Prints the files, after a check of their sums.
+    pub(crate) fn list(&self) -> Result<()> {
+        for (name, size) in sums::verify(&self.folder)? {
+            let path = self.folder.join(name);
+            println!("{}  {:.1} MB", path.display(), size as f64 / 1e6);
+        }
+        Ok(())
+    }
+
+    /// Stages what all packages share: kpx, its link as kubectl's plugin, the manual pages and
+    /// completions that kpx writes, and the tree's pages and manifests.
+    fn stage(&self, built: &Built, digest: &str) -> Result<()> {
         fs::remove_dir_all(&self.stage)?;
         fs::create_dir_all(self.stage.join("bin"))?;
         let staged = self.stage.join("bin/kpx");
-        fs::copy(kpx, &staged).with_context(|| format!("copy {}", kpx.display()))?;
+        fs::copy(&built.kpx, &staged).with_context(|| format!("copy {}", built.kpx.display()))?;
         symlink("kpx", self.stage.join("bin/kubectl-kpx")).context("link kubectl-kpx")?;
-        let words: Vec<_> = arch
+        let words: Vec<_> = built
+            .arch
             .emulator()
             .into_iter()
             .chain([staged.to_string_lossy().into_owned()])
@@ -178,7 +222,7 @@ impl Release {
                 .collect();
             shell::output(&words[0], &all).with_context(|| format!("kpx {}", arguments.join(" ")))
         };
-        fs::write(self.stage.join(licenses::NAME), licenses)?;
+        fs::write(self.stage.join(licenses::NAME), &built.licenses)?;
         run(&["man", "--dir", &self.stage.join("man").to_string_lossy()])?;
         let completions = self.stage.join("completions");
         fs::create_dir(&completions)?;
@@ -190,18 +234,23 @@ impl Release {
         ] {
             fs::write(completions.join(name), run(&["completions", shell])?)?;
         }
+        let mut files = Files::default();
+        for folder in FOLDERS {
+            files.add_folder(&workspace::root().join(folder), folder)?;
+        }
+        for file in ["CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md"] {
+            files.add_file(&workspace::root().join(file), file)?;
+        }
+        files.write(&self.stage)?;
+        if let Some(home) = &self.home {
+            home.publish(&self.stage.join("deploy"), self.version, digest)?;
+        }
         Ok(())
     }
 
     fn pack(&self, arch: Arch) -> Result<String> {
         let mut files = Files::default();
         files.add_folder(&self.stage, "")?;
-        for folder in ["deploy", "docs"] {
-            files.add_folder(&workspace::root().join(folder), folder)?;
-        }
-        for file in ["CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md"] {
-            files.add_file(&workspace::root().join(file), file)?;
-        }
         let archive = self.file(arch, "tar.gz");
         let top = archive.trim_end_matches(".tar.gz").to_owned();
         fs::write(
@@ -211,34 +260,29 @@ impl Release {
         Ok(archive)
     }
 
-    fn root(&self) -> Result<Files> {
-        let mut root = Files::default();
-        root.add_file(&self.stage.join("bin/kpx"), "usr/local/bin/kpx")?;
-        root.add("usr/local/bin/kube-proxy", Entry::Link("kpx".to_owned()));
-        root.add_file(&workspace::root().join("LICENSE"), "licenses/LICENSE")?;
-        root.add_file(
-            &self.stage.join(licenses::NAME),
-            &format!("licenses/{}", licenses::NAME),
-        )?;
-        Ok(root)
-    }
-
     /// Writes an image for each architecture and, for several, one image for all. Runs kpx in each.
-    fn images(&self, roots: &[(Arch, Files)]) -> Result<Vec<String>> {
+    /// Returns the files, and the digest of the last image.
+    fn images(&self, built: &[Built]) -> Result<(Vec<String>, String)> {
+        let name = self.home.as_ref().map_or(LOCAL_IMAGE, |home| &home.image);
+        let roots = built.iter().map(|built| Ok((built.arch, root(built)?)));
+        let roots = roots.collect::<Result<Vec<_>>>()?;
         let single = roots
             .iter()
             .map(|one| (self.file(one.0, "oci.tar"), std::slice::from_ref(one)));
-        let all = (roots.len() > 1).then(|| (format!("kpx-{}-linux.oci.tar", self.version), roots));
-        let mut names = Vec::new();
-        for (name, roots) in single.chain(all) {
-            let path = self.folder.join(&name);
-            fs::write(&path, image::oci(roots, self.version, self.time)?)?;
+        let all =
+            (roots.len() > 1).then(|| (format!("kpx-{}-linux.oci.tar", self.version), &roots[..]));
+        let (mut names, mut digest) = (Vec::new(), String::new());
+        for (file, roots) in single.chain(all) {
+            let path = self.folder.join(&file);
+            let image = image::oci(roots, name, self.version, self.time)?;
+            fs::write(&path, image.archive)?;
             roots
                 .iter()
                 .try_for_each(|(arch, _)| image::try_out(&path, *arch))?;
-            names.push(name);
+            names.push(file);
+            digest = image.digest;
         }
-        Ok(names)
+        Ok((names, digest))
     }
 
     fn debian_package(&self, arch: Arch) -> Result<String> {
@@ -248,6 +292,20 @@ impl Release {
         deb::look_into(&package, arch, self.version, &self.stage)?;
         Ok(name)
     }
+}
+
+/// Returns the content of the image.
+fn root(built: &Built) -> Result<Files> {
+    let mut root = Files::default();
+    root.add_file(&built.kpx, "usr/local/bin/kpx")?;
+    root.add("usr/local/bin/kube-proxy", Entry::Link("kpx".to_owned()));
+    root.add_file(&workspace::root().join("LICENSE"), "licenses/LICENSE")?;
+    let licenses = Entry::File {
+        content: built.licenses.clone().into_bytes(),
+        executable: false,
+    };
+    root.add(&format!("licenses/{}", licenses::NAME), licenses);
+    Ok(root)
 }
 
 /// Returns cargo's metadata of all packages, as linked for an architecture.

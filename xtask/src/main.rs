@@ -12,6 +12,7 @@ mod demo;
 mod dist;
 mod fuzz;
 mod helm;
+mod home;
 mod machine;
 mod resolved;
 mod run;

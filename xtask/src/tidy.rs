@@ -1,6 +1,7 @@
 //! Checks the house rules that a machine can check. Each violation has its place and the rule's
 //! reason.
 
+mod home;
 mod rules;
 mod source;
 mod walls;
@@ -9,12 +10,14 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 
+use crate::home::Home;
 use crate::workspace;
 use source::Tree;
 
 pub(crate) fn run() -> Result<()> {
     let tree = Tree::read(workspace::root())?;
     let mut violations = rules::check(&tree);
+    violations.extend(home::check(workspace::root(), &Home::read()?)?);
     violations.extend(walls::check(workspace::root())?);
     violations.extend(walls::impure_core()?);
     for violation in &violations {

@@ -40,6 +40,9 @@ const ENVIRONMENT: [(&str, &str); 3] = [
     ("NO_COLOR", "Disable colours."),
 ];
 
+/// The address of the project's sources and issues; empty while it has none.
+const REPOSITORY: &str = env!("CARGO_PKG_REPOSITORY");
+
 /// Returns the command line with the examples of each command.
 pub(super) fn command() -> Command {
     all_examples().fold(Cli::command(), |command, (name, examples)| {
@@ -154,6 +157,8 @@ pub(super) fn page(command: &Command, out: &mut dyn io::Write) -> io::Result<()>
     list(out, "EXIT STATUS", &ENDS)?;
     list(out, "FILES", &FILES)?;
     list(out, "ENVIRONMENT", &ENVIRONMENT)?;
+    let bugs = [(REPOSITORY, "Report faults there.")];
+    list(out, "BUGS", if REPOSITORY.is_empty() { &[] } else { &bugs })?;
     list(out, "SEE ALSO", &see_also(command))?;
     if command.get_version().is_some() {
         man.render_version_section(out)

@@ -109,7 +109,7 @@ fn alerts_say_what_is_wrong_and_what_to_do() -> Result<()> {
             !annotation("summary").is_empty() && !annotation("description").is_empty(),
             "{name} is not explained"
         );
-        let runbook = format!("https://kpx.example/docs/alerts.md#{}", name.to_lowercase());
+        let runbook = format!("docs/alerts.md#{}", name.to_lowercase());
         ensure!(
             annotation("runbook_url") == runbook,
             "{name}: {} is not {runbook}",

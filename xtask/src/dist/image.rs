@@ -21,13 +21,15 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// The name of the image. The registry `localhost` never answers, so no node pulls somebody else's
-/// image.
-const NAME: &str = "localhost/kpx";
+pub(super) struct Image {
+    pub(super) archive: Vec<u8>,
+    /// The digest by which a registry knows the image, or the index of several.
+    pub(super) digest: String,
+}
 
-/// Returns an image `localhost/kpx:VERSION` for the architectures. `roots` are the contents, `time`
-/// is in seconds since 1970.
-pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<Vec<u8>> {
+/// Returns an image `NAME:VERSION` for the architectures. `roots` are the contents, `time` is in
+/// seconds since 1970.
+pub(super) fn oci(roots: &[(Arch, Files)], name: &str, version: &str, time: u64) -> Result<Image> {
     let mut blobs = Blobs::default();
     let images = roots
         .iter()
@@ -48,7 +50,8 @@ pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<V
             )
         }
     };
-    let name = format!("{NAME}:{version}");
+    let digest = named["digest"].as_str().unwrap_or_default().to_owned();
+    let name = format!("{name}:{version}");
     named["annotations"] =
         json!({ "org.opencontainers.image.ref.name": version, "io.containerd.image.name": name });
     let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": [named] });
@@ -65,7 +68,10 @@ pub(super) fn oci(roots: &[(Arch, Files)], version: &str, time: u64) -> Result<V
     for (name, document) in documents {
         files.add(name, file(serde_json::to_vec(&document)?));
     }
-    files.tar(time)
+    Ok(Image {
+        archive: files.tar(time)?,
+        digest,
+    })
 }
 
 /// Adds the image of an architecture. Returns its descriptor, and its entry for Docker's manifest

@@ -11,21 +11,21 @@ use flate2::{Compression, GzBuilder};
 use tar::{Builder, EntryType, Header};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(crate) enum Entry {
     File { content: Vec<u8>, executable: bool },
     Link(String),
 }
 
 /// Files and links by relative path, with `/`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Files(BTreeMap<String, Entry>);
+pub(crate) struct Files(BTreeMap<String, Entry>);
 
 impl Files {
-    pub(super) fn add(&mut self, path: &str, entry: Entry) {
+    pub(crate) fn add(&mut self, path: &str, entry: Entry) {
         self.0.insert(path.to_owned(), entry);
     }
 
-    pub(super) fn add_file(&mut self, from: &Path, path: &str) -> Result<()> {
+    pub(crate) fn add_file(&mut self, from: &Path, path: &str) -> Result<()> {
         let content = fs::read(from).with_context(|| format!("read {}", from.display()))?;
         let executable = fs::metadata(from)?.permissions().mode() & 0o111 != 0;
         self.add(
@@ -38,7 +38,7 @@ impl Files {
         Ok(())
     }
 
-    pub(super) fn add_folder(&mut self, from: &Path, path: &str) -> Result<()> {
+    pub(crate) fn add_folder(&mut self, from: &Path, path: &str) -> Result<()> {
         for entry in fs::read_dir(from).with_context(|| format!("list {}", from.display()))? {
             let entry = entry?;
             let name = entry.file_name();
@@ -64,11 +64,21 @@ impl Files {
     }
 
     #[cfg(test)]
-    pub(super) fn paths(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    pub(super) fn below(self, folder: &str) -> Self {
+    /// Writes the files below a folder.
+    pub(crate) fn write(&self, folder: &Path) -> Result<()> {
+        let tar = self.tar(0)?;
+        let mut archive = tar::Archive::new(tar.as_slice());
+        archive.set_preserve_mtime(false);
+        archive
+            .unpack(folder)
+            .with_context(|| format!("write {}", folder.display()))
+    }
+
+    pub(crate) fn below(self, folder: &str) -> Self {
         Self(
             self.0
                 .into_iter()
@@ -78,7 +88,7 @@ impl Files {
     }
 
     /// Makes a tar archive; `time` is in seconds since 1970.
-    pub(super) fn tar(&self, time: u64) -> Result<Vec<u8>> {
+    pub(crate) fn tar(&self, time: u64) -> Result<Vec<u8>> {
         let mut tar = Builder::new(Vec::new());
         for folder in self.folders() {
             let mut header = header(EntryType::Directory, 0o755, 0, time);
@@ -106,7 +116,7 @@ impl Files {
         tar.into_inner().context("end the archive")
     }
 
-    pub(super) fn tar_gz(&self, time: u64) -> Result<Vec<u8>> {
+    pub(crate) fn tar_gz(&self, time: u64) -> Result<Vec<u8>> {
         gzip(&self.tar(time)?)
     }
 
@@ -144,7 +154,7 @@ fn header(kind: EntryType, mode: u32, size: u64, time: u64) -> Header {
 }
 
 /// Compresses without name and time in the header.
-pub(super) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
+pub(crate) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     const UNKNOWN_SYSTEM: u8 = 255;
     let mut gzip = GzBuilder::new()
         .operating_system(UNKNOWN_SYSTEM)

@@ -6,17 +6,17 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 
-const NAME: &str = "SHA256SUMS";
+pub(crate) const NAME: &str = "SHA256SUMS";
 
 /// Returns the digest in lower-case hexadecimal.
-pub(super) fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect()
 }
 
-pub(super) fn write(folder: &Path, names: &[String]) -> Result<()> {
+pub(crate) fn write(folder: &Path, names: &[String]) -> Result<()> {
     let mut names = names.to_vec();
     names.sort();
     let lines = names.iter().map(|name| {
@@ -28,7 +28,7 @@ pub(super) fn write(folder: &Path, names: &[String]) -> Result<()> {
 }
 
 /// Reads all listed files, checks their sums, and returns their names and sizes in bytes.
-pub(super) fn verify(folder: &Path) -> Result<Vec<(String, usize)>> {
+pub(crate) fn verify(folder: &Path) -> Result<Vec<(String, usize)>> {
     let text = fs::read_to_string(folder.join(NAME)).with_context(|| format!("read {NAME}"))?;
     let lines = text.lines().map(|line| {
         let (sum, name) = line

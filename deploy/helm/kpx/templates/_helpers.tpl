@@ -38,7 +38,7 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default "kpx" }}
 {{- end }}
 
 {{- define "kpx.image" -}}
-{{- $repository := required "Set image.repository to the name of kpx's image: REGISTRY/kpx, or localhost/kpx where it was loaded into every node" (.Values.image).repository }}
+{{- $repository := required "Set image.repository to the name of kpx's image: REGISTRY/kpx, or the name that cargo xtask dist gave, where it was loaded into every node" (.Values.image).repository }}
 {{- $digest := (.Values.image).digest }}
 {{- $tag := (.Values.image).tag | default (ternary "" .Chart.AppVersion (not (empty $digest))) }}
 {{- $repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with $digest }}@{{ . }}{{ end }}

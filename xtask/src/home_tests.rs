@@ -1,0 +1,90 @@
+use serde_json::json;
+
+use super::*;
+use crate::dist::pack::Files;
+
+const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+fn decided() -> Home {
+    Home {
+        repository: "https://forge.invalid/kpx".to_owned(),
+        downloads: "https://forge.invalid/kpx/v{version}".to_owned(),
+        site: "https://pages.invalid/kpx".to_owned(),
+        image: "registry.invalid/kpx".to_owned(),
+        chart: "registry.invalid/charts".to_owned(),
+        security: "mailto:kpx@lists.invalid".to_owned(),
+        key: "release.pub".to_owned(),
+    }
+}
+
+#[test]
+fn a_misspelt_field_is_named() {
+    let mut table = json!({ "repository": "", "downloads": "", "site": "", "image": "", "chart": "", "security": "", "key": "" });
+    assert_eq!(Home::parse(&table).unwrap(), Home::default());
+    table["registry"] = json!("");
+    let error = Home::parse(&table).unwrap_err().to_string();
+    assert!(error.contains("\"registry\""), "{error}");
+    let error = Home::parse(&json!({ "repository": "a b" })).unwrap_err();
+    assert!(error.to_string().contains("repository"), "{error}");
+}
+
+#[test]
+fn released_manifests_name_the_released_image_and_pages() {
+    let version = env!("CARGO_PKG_VERSION");
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = Files::default();
+    for part in ["helm", "kubeadm", "kubernetes", "monitoring"] {
+        files
+            .add_folder(&workspace::root().join("deploy").join(part), part)
+            .unwrap();
+    }
+    files.write(folder.path()).unwrap();
+    decided().publish(folder.path(), version, DIGEST).unwrap();
+    let read = |path: &str| fs::read_to_string(folder.path().join(path)).unwrap();
+    let has = |path: &str, text: &str| {
+        let found = read(path);
+        assert!(found.contains(text), "{path} lacks {text}:\n{found}");
+    };
+    let image = format!("registry.invalid/kpx:{version}@{DIGEST}");
+    has(
+        "kubeadm/kubeproxydaemonset.yaml",
+        &format!("image: {image} "),
+    );
+    let component = "kubernetes/components/image/kustomization.yaml";
+    has(component, "    newName: registry.invalid/kpx\n");
+    has(component, &format!("    digest: {DIGEST}\n"));
+    has(
+        "helm/kpx/values.yaml",
+        "  repository: registry.invalid/kpx\n",
+    );
+    has("helm/kpx/values.yaml", &format!("  digest: {DIGEST}\n"));
+    has(
+        "helm/values/kind.yaml",
+        "  repository: registry.invalid/kpx\n",
+    );
+    has("helm/kpx/Chart.yaml", &format!("      image: {image}\n"));
+    let page = format!("https://pages.invalid/kpx/{version}/docs");
+    has(
+        "helm/kpx/README.md",
+        &format!("({page}/install.html#the-image)"),
+    );
+    for rules in [
+        "monitoring/alerts.yaml",
+        "monitoring/prometheus-rule.yaml",
+        "helm/kpx/files/alerts.yaml",
+    ] {
+        has(rules, &format!("runbook_url: {page}/alerts.html#kpxdown\n"));
+        assert!(!read(rules).contains("runbook_url: docs"), "{rules}");
+    }
+}
+
+#[test]
+fn a_forgotten_image_of_a_checkout_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("pod.yaml"), "image: 'localhost/kpx'").unwrap();
+    let error = decided().publish(folder.path(), "1.2.3", DIGEST);
+    assert!(
+        error.unwrap_err().to_string().contains("pod.yaml"),
+        "the file is named"
+    );
+}
