@@ -18,6 +18,7 @@ mod resolved;
 mod run;
 mod setup;
 mod shell;
+mod site;
 mod soak;
 mod step;
 mod test;
@@ -92,6 +93,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Make the release: archive, container image, Debian package, checksums
     Dist(dist::Options),
+    /// Make the documentation site of all pages, and check its links
+    Site,
     /// Load the kernel programs of an object, and print what the kernel reports; `build --verbose`
     /// does it
     #[command(hide = true)]
@@ -126,6 +129,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Vmtest(options) => vmtest::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Dist(options) => dist::run(&options),
+        Command::Site => site::run(),
         Command::Verify { object } => verify::run(&object),
         Command::Tidy => tidy::run(),
         Command::Ci => ci::run(),
