@@ -83,11 +83,12 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
         if let Some((arch, object)) = &other {
             arch.choose(&mut cargo, object);
         }
-        // Only the last step gets these flags, so that a plain build shares the earlier steps.
+        // Only the last step gets these flags, so that a plain build shares the earlier steps. The
+        // release profile strips by itself; a debug build is to be packed as quickly.
         cargo.args(
             options
                 .static_
-                .then_some(["--", "-Ctarget-feature=+crt-static"])
+                .then_some(["--", "-Ctarget-feature=+crt-static", "-Cstrip=symbols"])
                 .iter()
                 .flatten(),
         );

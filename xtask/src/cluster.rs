@@ -114,7 +114,7 @@ fn missing() -> Vec<Install> {
 }
 
 /// Finds Go on the PATH, or installs a private copy.
-fn go() -> Result<PathBuf> {
+pub(crate) fn go() -> Result<PathBuf> {
     if let Some(go) = shell::which("go").filter(|go| {
         shell::output(go, &["env", "GOVERSION"]).is_some_and(|version| is_new_enough(&version))
     }) {

@@ -9,6 +9,7 @@ mod deb;
 mod image;
 mod licenses;
 pub(crate) mod pack;
+mod rpm;
 pub(crate) mod sums;
 
 use std::fs;
@@ -163,6 +164,9 @@ impl Release {
             if !options.no_deb {
                 made.push(self.debian_package(built.arch)?);
             }
+            if self.home.is_some() {
+                made.push(self.rpm_package(built.arch)?);
+            }
         }
         Ok((made, digest))
     }
@@ -290,6 +294,12 @@ impl Release {
         let package = self.folder.join(&name);
         deb::pack(&package, arch, self.time)?;
         deb::look_into(&package, arch, self.version, &self.stage)?;
+        Ok(name)
+    }
+
+    fn rpm_package(&self, arch: Arch) -> Result<String> {
+        let name = self.file(arch, "rpm");
+        rpm::pack(&self.folder.join(&name), arch, self.time, &metadata(arch)?)?;
         Ok(name)
     }
 }

@@ -92,10 +92,38 @@ impl Home {
         ]
     }
 
+    /// Returns the names of the fields that are not decided yet.
+    pub(crate) fn undecided(&self) -> Vec<&'static str> {
+        self.clone()
+            .fields_mut()
+            .into_iter()
+            .filter_map(|(name, text)| text.is_empty().then_some(name))
+            .collect()
+    }
+
+    /// Returns this home for a trial: a registry receives image and chart, and `.invalid`, which no
+    /// resolver answers, stands for each undecided address.
+    pub(crate) fn on_trial(&self, registry: &str) -> Self {
+        let mut home = self.clone();
+        home.image = format!("{registry}/kpx");
+        home.chart = format!("{registry}/charts");
+        for (name, text) in home.fields_mut() {
+            if text.is_empty() {
+                *text = format!("https://{name}-is-undecided.invalid");
+            }
+        }
+        home
+    }
+
     /// Returns the address of a page in the site of this version. `page` is a path in the tree.
     pub(crate) fn page(&self, version: &str, page: &str) -> String {
         let page = page.replace(".md", ".html");
         format!("{}/{version}/{page}", self.site)
+    }
+
+    /// Returns the address of a file of this version.
+    pub(crate) fn download(&self, version: &str, file: &str) -> String {
+        format!("{}/{file}", self.downloads.replace("{version}", version))
     }
 
     /// Turns a copy of the tree's `deploy` into that of a release: the manifests and the chart name
@@ -122,6 +150,14 @@ impl Home {
             ),
             ("  repository: \"\"\n", format!("  repository: {image}\n")),
             ("  digest: \"\"\n", format!("  digest: {digest}\n")),
+            // The chart of a registry comes without the files of values.
+            (
+                "helm install kpx deploy/helm/kpx --namespace kube-system --values deploy/helm/values/kind.yaml",
+                format!(
+                    "helm install kpx oci://{}/kpx --version {version} --namespace kube-system --set apiServer.host=ADDRESS",
+                    self.chart
+                ),
+            ),
         ];
         each_file(deploy, &mut |path, mut text| {
             for (from, to) in &replaced {

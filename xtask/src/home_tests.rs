@@ -18,6 +18,32 @@ fn decided() -> Home {
 }
 
 #[test]
+fn undecided_fields_have_names() {
+    assert_eq!(decided().undecided(), [""; 0]);
+    let home = Home {
+        image: String::new(),
+        key: String::new(),
+        ..decided()
+    };
+    assert_eq!(home.undecided(), ["image", "key"]);
+    assert_eq!(
+        home.on_trial("127.0.0.1:5000").undecided(),
+        [""; 0],
+        "a trial needs no decision"
+    );
+}
+
+#[test]
+fn a_trial_stays_on_its_registry() {
+    let home = decided().on_trial("127.0.0.1:5000");
+    assert_eq!(
+        (home.image.as_str(), home.chart.as_str()),
+        ("127.0.0.1:5000/kpx", "127.0.0.1:5000/charts")
+    );
+    assert_eq!(home.site, decided().site);
+}
+
+#[test]
 fn a_misspelt_field_is_named() {
     let mut table = json!({ "repository": "", "downloads": "", "site": "", "image": "", "chart": "", "security": "", "key": "" });
     assert_eq!(Home::parse(&table).unwrap(), Home::default());
@@ -63,6 +89,10 @@ fn released_manifests_name_the_released_image_and_pages() {
         "  repository: registry.invalid/kpx\n",
     );
     has("helm/kpx/Chart.yaml", &format!("      image: {image}\n"));
+    has(
+        "helm/kpx/README.md",
+        &format!("oci://registry.invalid/charts/kpx --version {version} "),
+    );
     let page = format!("https://pages.invalid/kpx/{version}/docs");
     has(
         "helm/kpx/README.md",

@@ -14,6 +14,7 @@ mod fuzz;
 mod helm;
 mod home;
 mod machine;
+mod release;
 mod resolved;
 mod run;
 mod setup;
@@ -93,6 +94,9 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Make the release: archive, container image, Debian package, checksums
     Dist(dist::Options),
+    /// Make, sign and push a release: the packages of `dist`, chart, RPM, krew's manifest,
+    /// provenance
+    Release(release::Options),
     /// Make the documentation site of all pages, and check its links
     Site,
     /// Load the kernel programs of an object, and print what the kernel reports; `build --verbose`
@@ -129,6 +133,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Vmtest(options) => vmtest::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Dist(options) => dist::run(&options),
+        Command::Release(options) => release::run(&options),
         Command::Site => site::run(),
         Command::Verify { object } => verify::run(&object),
         Command::Tidy => tidy::run(),

@@ -24,6 +24,7 @@ pub(super) fn check(root: &Path, home: &Home) -> Result<Vec<Violation>> {
             &home.security,
             "kpx has no address for reports yet",
         ),
+        ("SECURITY.md", &home.key, "so there is no public key"),
         // The packages, the bill of crates and the manual pages take it from there.
         ("proxy-agent/Cargo.toml", &repository, ""),
     ];

@@ -1,0 +1,184 @@
+//! The registry of image and chart, and a registry on this machine for trials.
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::answer;
+
+/// The name and the password at a trial's registry, and the password as the registry keeps it.
+const TRIAL: (&str, &str, &str) = (
+    "trial",
+    "trial",
+    "$2b$04$SOyVT3x0y/wu/0wK9XVRQOB/3md0G6yA747KHv.uLIRR0x4NgHn1i",
+);
+
+/// A registry that ends with this value.
+pub(super) struct Local {
+    child: Child,
+    /// Its address and port.
+    pub(super) address: String,
+}
+
+impl Local {
+    pub(super) fn start(folder: &Path) -> Result<Self> {
+        // The port is free again when the listener is dropped, and nobody else takes it so soon.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let address = format!("127.0.0.1:{port}");
+        let config = folder.join("config.yml");
+        let users = folder.join("users");
+        fs::write(&users, format!("{}:{}\n", TRIAL.0, TRIAL.2))?;
+        let text = format!(
+            "version: 0.1\nlog: {{ level: warn }}\nstorage:\n  filesystem: {{ rootdirectory: {data} }}\nhttp: {{ addr: '{address}' }}\n\
+             auth:\n  htpasswd: {{ realm: trial, path: {users} }}\n",
+            data = folder.join("data").display(),
+            users = users.display()
+        );
+        fs::write(&config, text)?;
+        let log = fs::File::create(folder.join("log"))?;
+        let mut command = Command::new("docker-registry");
+        command.arg("serve").arg(&config);
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let child = command.spawn().context("run docker-registry")?;
+        let mut local = Self { child, address };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while std::net::TcpStream::connect(&local.address).is_err() {
+            let ended = local.child.try_wait()?;
+            ensure!(
+                ended.is_none() && Instant::now() < deadline,
+                "the registry does not answer: {}",
+                folder.join("log").display()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(local)
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}
+
+/// A login at the registry, in a file that skopeo, Helm and cosign read.
+pub(super) struct Login {
+    /// `None` without name and password: the tools have logins of their own.
+    folder: Option<PathBuf>,
+}
+
+impl Login {
+    /// Logs in with the name and the password of the environment, or at a trial's registry.
+    pub(super) fn new(image: &str, plain: bool, folder: PathBuf) -> Result<Self> {
+        let of = |name: &str| std::env::var(name).ok();
+        let named = if plain {
+            Some((TRIAL.0.to_owned(), TRIAL.1.to_owned()))
+        } else {
+            of("KPX_REGISTRY_USER").zip(of("KPX_REGISTRY_PASSWORD"))
+        };
+        let Some((user, password)) = named else {
+            return Ok(Self { folder: None });
+        };
+        let (host, _) = image.split_once('/').context("an image has a registry")?;
+        let login = Self {
+            folder: Some(folder),
+        };
+        let mut skopeo = Command::new("skopeo");
+        skopeo.args(["login", "--username", &user, "--password-stdin"]);
+        skopeo.arg(format!("--tls-verify={}", !plain)).arg(host);
+        login.apply(&mut skopeo);
+        let mut child = skopeo
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("run skopeo")?;
+        let mut stdin = child.stdin.take().context("the input of skopeo")?;
+        stdin.write_all(password.as_bytes())?;
+        drop(stdin);
+        ensure!(child.wait()?.success(), "log in at {host} as {user}");
+        Ok(login)
+    }
+
+    pub(super) fn apply(&self, command: &mut Command) {
+        if let Some(folder) = &self.folder {
+            let file = folder.join("config.json");
+            command
+                .env("REGISTRY_AUTH_FILE", &file)
+                .env("HELM_REGISTRY_CONFIG", &file)
+                .env("DOCKER_CONFIG", folder);
+        }
+    }
+}
+
+/// The ways to push and pull.
+pub(super) struct Access<'a> {
+    /// The registry has no TLS.
+    plain: bool,
+    helm: PathBuf,
+    login: &'a Login,
+}
+
+impl<'a> Access<'a> {
+    pub(super) fn new(plain: bool, helm: PathBuf, login: &'a Login) -> Self {
+        Self { plain, helm, login }
+    }
+
+    /// Pushes an image, or an index with its images, under a name with its tag. Returns the digest
+    /// in the registry.
+    pub(super) fn push_image(&self, archive: &Path, tag: &str) -> Result<String> {
+        let mut copy = Command::new("skopeo");
+        copy.args(["copy", "--quiet", "--all", "--preserve-digests"]);
+        copy.arg(format!("--dest-tls-verify={}", !self.plain));
+        copy.arg(format!("oci-archive:{}", archive.display()))
+            .arg(format!("docker://{tag}"));
+        self.login.apply(&mut copy);
+        answer(copy)?;
+        let mut inspect = Command::new("skopeo");
+        inspect.args(["inspect", "--format", "{{.Digest}}"]);
+        inspect.arg(format!("--tls-verify={}", !self.plain));
+        inspect.arg(format!("docker://{tag}"));
+        self.login.apply(&mut inspect);
+        Ok(answer(inspect)?.trim().to_owned())
+    }
+
+    /// Pushes a chart into a folder of the registry. Returns its digest there.
+    pub(super) fn push_chart(&self, chart: &Path, folder: &str) -> Result<String> {
+        let mut helm = self.helm("push");
+        helm.arg(chart).arg(format!("oci://{folder}"));
+        let output = helm.output().context("run helm")?;
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        let digest = said
+            .lines()
+            .find_map(|line| line.strip_prefix("Digest: "))
+            .with_context(|| format!("push the chart: {said}"))?;
+        Ok(digest.trim().to_owned())
+    }
+
+    /// Returns the file of a pulled chart.
+    pub(super) fn pull_chart(&self, folder: &str, version: &str, to: &Path) -> Result<PathBuf> {
+        let mut helm = self.helm("pull");
+        helm.arg(format!("oci://{folder}/kpx"));
+        helm.args(["--version", version])
+            .arg("--destination")
+            .arg(to);
+        answer(helm)?;
+        Ok(to.join(format!("kpx-{version}.tgz")))
+    }
+
+    fn helm(&self, verb: &str) -> Command {
+        let mut helm = Command::new(&self.helm);
+        helm.arg(verb);
+        helm.args(self.plain.then_some("--plain-http"));
+        self.login.apply(&mut helm);
+        helm
+    }
+}
