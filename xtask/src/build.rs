@@ -350,6 +350,8 @@ fn rustflags(linker: &Path, arch: &str) -> String {
         "-Clink-arg=--llvm-args=--max-store-memset=64",
         "-Clink-arg=--llvm-args=--max-store-memmove=64",
         "-Cdebuginfo=2", // BTF is made from it.
+        // BTF names source files, and kpx contains it: two folders make the same kpx.
+        &format!("--remap-path-prefix={}=", workspace::root().display()),
         "-Ctarget-cpu=v3",
         &format!("--cfg=bpf_target_arch=\"{arch}\""),
     ]
@@ -416,6 +418,8 @@ mod tests {
                 command.contains("--cfg=bpf_target_arch=\"aarch64\""),
                 "{command}"
             );
+            let remapped = format!("--remap-path-prefix={}=", workspace::root().display());
+            assert!(command.contains(&remapped), "{command}");
             assert!(
                 command
                     .contains("-Clinker=/opt/bpf-linker -Clink-arg=--btf -Clink-arg=--llvm-args="),
