@@ -134,10 +134,11 @@ pub(crate) fn pause(parts: &Parts) -> Result<String> {
         .context("kubeadm lists no image of pause")
 }
 
-/// Returns a name of agnhost's image.
+/// Returns the last name of agnhost's image: the tests list the names in any order, and a DaemonSet
+/// that is applied with another name replaces its pods.
 pub(crate) fn agnhost(parts: &Parts) -> Result<String> {
     let names = test_images(parts)?.of_agnhost;
-    names.into_iter().next().context("no image of agnhost")
+    names.into_iter().max().context("no image of agnhost")
 }
 
 fn kubeadm_images(parts: &Parts) -> Result<Vec<String>> {
