@@ -1,7 +1,7 @@
 //! The network namespaces of pods, nodes and the machine outside, for clients in this process.
 
 use std::fs::{self, File};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -18,6 +18,8 @@ use crate::state::State;
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     pub(crate) name: String,
+    /// The node of the client, or `x`.
+    host: String,
     namespace: PathBuf,
     pub(crate) targets: Vec<SocketAddr>,
 }
@@ -29,6 +31,13 @@ impl Client {
             .with_context(|| format!("open {}", self.namespace.display()))?;
         setns(namespace, CloneFlags::CLONE_NEWNET)
             .with_context(|| format!("enter the namespace of {}", self.name))
+    }
+
+    /// Returns the client without its targets on a node; `None` for a client of that node.
+    pub(crate) fn beside(mut self, node: &network::Node) -> Option<Self> {
+        self.targets
+            .retain(|target| ![IpAddr::from(node.ipv4), node.ipv6.into()].contains(&target.ip()));
+        (self.host != node.name).then_some(self)
     }
 }
 
@@ -61,6 +70,7 @@ pub(crate) const OUTSIDE: &str = "x";
 pub(crate) fn outside(state: &State, targets: &[SocketAddr]) -> Result<Client> {
     Ok(Client {
         name: OUTSIDE.to_owned(),
+        host: OUTSIDE.to_owned(),
         namespace: format!("/proc/{}/root/run/netns/x", state.first()?).into(),
         targets: targets.to_vec(),
     })
@@ -75,14 +85,17 @@ pub(crate) fn at_nodes(state: &State, port: u16) -> Result<Vec<SocketAddr>> {
 
 /// Returns each node as a client.
 pub(crate) fn nodes(state: &State, targets: &[SocketAddr]) -> Result<Vec<Client>> {
-    let client = |node: &String| {
-        Ok(Client {
-            name: node.clone(),
-            namespace: format!("/proc/{}/ns/net", state.node_pid(node)?).into(),
-            targets: targets.to_vec(),
-        })
-    };
+    let client = |name: &String| node(state, name, targets);
     state.nodes.iter().map(client).collect()
+}
+
+pub(crate) fn node(state: &State, name: &str, targets: &[SocketAddr]) -> Result<Client> {
+    Ok(Client {
+        name: name.to_owned(),
+        host: name.to_owned(),
+        namespace: format!("/proc/{}/ns/net", state.node_pid(name)?).into(),
+        targets: targets.to_vec(),
+    })
 }
 
 /// Returns the pods with a label as clients.
@@ -114,6 +127,7 @@ pub(crate) fn pods(
         clients.push(Client {
             name: format!("pod {name} of {node}"),
             namespace: namespace_of(state, &node, &ip)?,
+            host: node,
             targets: targets.to_vec(),
         });
     }

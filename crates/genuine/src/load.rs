@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::clients::{Client, in_each};
+use crate::web::LoadOptions;
 
 /// The time limit for an answer. A lost SYN or datagram is a failure for its client; TCP sends a lost
 /// segment of an open connection again.
@@ -54,8 +55,8 @@ pub(crate) struct Load {
 type Held = Vec<(SocketAddr, TcpStream)>;
 
 impl Load {
-    /// Starts clients that hold `held` connections each, and dial `rate` times a second each.
-    pub(crate) fn start(clients: &[Client], held: u32, rate: u32) -> Result<Self> {
+    pub(crate) fn start(clients: &[Client], options: &LoadOptions) -> Result<Self> {
+        let LoadOptions { held, rate } = *options;
         let open = in_each(clients, |client| open(client, held))?;
         let seen = Arc::new(Seen::default());
         let released = Arc::new(AtomicBool::new(false));

@@ -17,6 +17,7 @@ mod network;
 mod nodes;
 mod outcomes;
 mod parts;
+mod reboot;
 mod state;
 mod test;
 mod tools;
@@ -82,6 +83,8 @@ enum Command {
     Dns(dns::Options),
     /// Run the commands of `kubectl kpx` from the client outside, and `kpx check` on each node
     Tools,
+    /// End a node and start it again, while clients elsewhere use a Service
+    Reboot(reboot::Options),
     /// Kill the API server and etcd, and restore an older snapshot, while clients use a Service
     Faults(faults::Options),
     /// The first process of a process namespace: sets it up, and keeps its programs running
@@ -118,6 +121,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Matrix(options) => return matrix::run(&options),
         Command::Dns(options) => return dns::run(&options),
         Command::Tools => return tools::run(),
+        Command::Reboot(options) => return reboot::run(&options),
         Command::Faults(options) => return faults::run(&options),
         Command::Init { plan } => init::run(&plan)?,
     }

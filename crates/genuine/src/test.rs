@@ -34,6 +34,7 @@ enum Test {
     Tools,
     E2e,
     Migration,
+    Reboot,
     Faults,
 }
 
@@ -119,7 +120,7 @@ impl Test {
             Self::Tools => proxy == Proxy::Kpx,
             // It begins with kube-proxy, and ends with it.
             Self::Migration => proxy != Proxy::Kpx,
-            Self::Matrix | Self::Dns | Self::E2e | Self::Faults => true,
+            Self::Matrix | Self::Dns | Self::E2e | Self::Reboot | Self::Faults => true,
         }
     }
 

@@ -218,7 +218,11 @@ fn start(
         )?);
     }
     let plan = Plan {
-        setup: include_str!("scripts/machine.sh").to_owned(),
+        setup: concat!(
+            include_str!("scripts/connect.sh"),
+            include_str!("scripts/machine.sh")
+        )
+        .to_owned(),
         variables,
         programs,
         ready: dir().join("ready"),

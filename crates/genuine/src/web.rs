@@ -16,8 +16,8 @@ use crate::parts::Parts;
 use crate::state::State;
 use crate::up::until;
 
-const NAMESPACE: &str = "kpx-web";
-const NODE_PORT: u16 = 30080;
+pub(crate) const NAMESPACE: &str = "kpx-web";
+pub(crate) const NODE_PORT: u16 = 30080;
 
 /// The load of each client.
 #[derive(Args)]
@@ -38,7 +38,7 @@ pub(crate) fn under_load(
     steps: impl FnOnce(&mut Run) -> Result<()>,
 ) -> Result<ExitCode> {
     let clients = start(state, parts)?;
-    let mut run = Run::new(Load::start(&clients, options.held, options.rate)?);
+    let mut run = Run::new(Load::start(&clients, options)?);
     let result = steps(&mut run);
     run.finish(result)
 }
