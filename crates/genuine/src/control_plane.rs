@@ -18,6 +18,7 @@ pub(crate) fn prepare(parts: &Parts, nodes: &[Node], port: u16, proxy_mode: &str
     fs::write(kubeadm_file(), config).context("write kubeadm's configuration")?;
     let kubernetes = dir().join("kubernetes");
     kubeadm(parts, &["init", "phase", "certs", "all"])?;
+    fs::copy(pki("ca.crt"), authorities()).context("copy the authority's certificate")?;
     for user in ["super-admin", "admin", "controller-manager", "scheduler"] {
         let mut command = kubeadm_command(parts, &["init", "phase", "kubeconfig", user]);
         output(command.arg("--kubeconfig-dir").arg(&kubernetes))?;
@@ -45,6 +46,56 @@ pub(crate) fn prepare(parts: &Parts, nodes: &[Node], port: u16, proxy_mode: &str
         &format!("https://127.0.0.1:{port}"),
     );
     fs::write(dir().join("admin.conf"), outside).context("write the administrator's kubeconfig")
+}
+
+/// Makes another authority, which clients trust beside those so far, and a certificate for the API
+/// server. Returns the certificate and its key.
+pub(crate) fn second_authority(parts: &Parts) -> Result<[PathBuf; 2]> {
+    let folder = dir().join("pki-next");
+    let _absent = fs::remove_dir_all(&folder);
+    let config = fs::read_to_string(kubeadm_file()).context("read kubeadm's configuration")?;
+    let [from, to] =
+        [&dir().join("pki"), &folder].map(|path| format!("certificatesDir: {}\n", path.display()));
+    let file = kubeadm_file().with_file_name("kubeadm-next.yaml");
+    fs::write(&file, config.replace(&from, &to)).context("write kubeadm's configuration")?;
+    for name in ["ca", "apiserver"] {
+        let mut kubeadm = Command::new(parts.program("kubeadm"));
+        kubeadm.args(["init", "phase", "certs", name, "--config"]);
+        output(kubeadm.arg(&file))?;
+    }
+    let read = |path: PathBuf| {
+        fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+    };
+    let trusted = read(authorities())? + &read(folder.join("ca.crt"))?;
+    fs::write(authorities(), trusted).context("write the authorities' certificates")?;
+    let kubernetes = dir().join("kubernetes");
+    let entries = fs::read_dir(&kubernetes)
+        .with_context(|| format!("read {}", kubernetes.display()))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<Vec<_>>>()?;
+    for path in entries.into_iter().chain([dir().join("admin.conf")]) {
+        if path.extension().is_some_and(|ending| ending == "conf") {
+            let mut kubectl = Command::new(parts.program("kubectl"));
+            kubectl.args(["config", "set-cluster", "kubernetes", "--embed-certs"]);
+            kubectl.arg(format!("--kubeconfig={}", path.display()));
+            kubectl.arg(format!(
+                "--certificate-authority={}",
+                authorities().display()
+            ));
+            output(&mut kubectl)?;
+        }
+    }
+    Ok(["apiserver.crt", "apiserver.key"].map(|name| folder.join(name)))
+}
+
+/// Returns a file of the control plane's certificates and keys.
+pub(crate) fn pki(name: &str) -> PathBuf {
+    dir().join("pki").join(name)
+}
+
+/// Returns the file with the certificates that pods trust for the API server.
+pub(crate) fn authorities() -> PathBuf {
+    pki("authorities.crt")
 }
 
 pub(crate) fn kubeconfig_of(node: &str) -> PathBuf {
@@ -99,7 +150,7 @@ conntrack:
 
 /// Returns the programs of the control plane.
 pub(crate) fn programs(parts: &Parts) -> Vec<Program> {
-    let pki = |name: &str| dir().join("pki").join(name).display().to_string();
+    let pki = |name: &str| pki(name).display().to_string();
     let conf = |name: &str| dir().join("kubernetes").join(name).display().to_string();
     let etcd_data = dir().join("etcd").display().to_string();
     let etcd = vec![
@@ -155,7 +206,7 @@ pub(crate) fn programs(parts: &Parts) -> Vec<Program> {
             conf("controller-manager.conf")
         ),
         format!("--client-ca-file={}", pki("ca.crt")),
-        format!("--root-ca-file={}", pki("ca.crt")),
+        format!("--root-ca-file={}", authorities().display()),
         format!("--cluster-signing-cert-file={}", pki("ca.crt")),
         format!("--cluster-signing-key-file={}", pki("ca.key")),
         format!("--service-account-private-key-file={}", pki("sa.key")),

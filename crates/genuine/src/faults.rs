@@ -14,7 +14,7 @@ use crate::load::{Run, reach};
 use crate::parts::Parts;
 use crate::state::{State, dir};
 use crate::up::until;
-use crate::{clients, web};
+use crate::{clients, control_plane, web};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -63,10 +63,41 @@ fn steps(state: &State, parts: &Parts, run: &mut Run) -> Result<()> {
             restore.args(["snapshot", "restore"]).arg(&snapshot);
             output(restore.arg("--data-dir").arg(&data)).map(drop)
         })?;
-        let mut kill = state.enter("control", "pkill")?;
-        output(kill.args(["-KILL", "-f", "/kubelet --"]))?;
+        restart_kubelets(state)?;
         change(state, 4)
+    })?;
+    run.step("API server certified by another authority", || {
+        let certificate = control_plane::second_authority(parts)?;
+        away(state, &[CONTROLLERS, SCHEDULER], Duration::ZERO, || Ok(()))?;
+        restart_kubelets(state)?;
+        // A kubelet refreshes the volumes of a pod once a minute.
+        for node in &state.nodes {
+            until(&format!("pods of {node} trust the authority"), || {
+                let mut same = state.enter(node, "sh")?;
+                same.args(["-euc", SAME, "same"]);
+                output(same.arg(control_plane::authorities())).map(drop)
+            })?;
+        }
+        away(state, &[API_SERVER], Duration::ZERO, || {
+            for path in &certificate {
+                let name = path.file_name().unwrap_or_default();
+                fs::copy(path, control_plane::pki(&name.to_string_lossy()))
+                    .with_context(|| format!("copy {}", path.display()))?;
+            }
+            Ok(())
+        })?;
+        change(state, 5)
     })
+}
+
+/// Compares the authorities in each pod of a node with a file.
+const SAME: &str = "for file in /var/lib/kubelet/pods/*/volumes/*/kube-api-access-*/ca.crt; do
+    cmp \"$file\" \"$1\"
+done";
+
+fn restart_kubelets(state: &State) -> Result<()> {
+    let mut kill = state.enter("control", "pkill")?;
+    output(kill.args(["-KILL", "-f", "/kubelet --"])).map(drop)
 }
 
 /// Kills programs of the control plane, and starts them again after `pause` and `meanwhile`.

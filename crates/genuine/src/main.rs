@@ -85,7 +85,8 @@ enum Command {
     Tools,
     /// End a node and start it again, while clients elsewhere use a Service
     Reboot(reboot::Options),
-    /// Kill the API server and etcd, and restore an older snapshot, while clients use a Service
+    /// Kill the API server and etcd, restore an older snapshot, and replace the authority of the API
+    /// server's certificate, while clients use a Service
     Faults(faults::Options),
     /// The first process of a process namespace: sets it up, and keeps its programs running
     #[command(hide = true)]
