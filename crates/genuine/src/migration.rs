@@ -21,6 +21,9 @@ pub(crate) struct Options {
     /// An archive with kpx's image, as `cargo xtask dist` makes it
     #[arg(long)]
     image: PathBuf,
+    /// An archive with the image of an upgrade; the same kpx under another name by default
+    #[arg(long)]
+    upgrade: Option<PathBuf>,
     #[command(flatten)]
     load: web::LoadOptions,
 }
@@ -33,13 +36,21 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         state.proxy
     );
     let parts = Parts::of(&state);
+    // Both archives have the same name in them.
+    let upgrade = options.upgrade.as_ref().unwrap_or(&options.image);
     for node in &state.nodes {
+        output(&mut nodes::import(&parts, node, upgrade))?;
+        output(&mut nodes::tag(&parts, node, IMAGE, UPGRADE))?;
         output(&mut nodes::import(&parts, node, &options.image))?;
     }
     web::under_load(&state, &parts, &options.load, |run| {
         steps(&state, &parts, run)
     })
 }
+
+/// The image in the patch of kube-proxy's DaemonSet, and that of an upgrade.
+const IMAGE: &str = concat!("localhost/kpx:", env!("CARGO_PKG_VERSION"));
+const UPGRADE: &str = "localhost/kpx:upgrade";
 
 fn steps(state: &State, parts: &Parts, run: &mut Run) -> Result<()> {
     let system =
@@ -70,6 +81,10 @@ fn steps(state: &State, parts: &Parts, run: &mut Run) -> Result<()> {
     })?;
     run.step("rollout restart", || {
         system(&["rollout", "restart", set])?;
+        rolled_out(set)
+    })?;
+    run.step("upgrade", || {
+        system(&["set", "image", set, &format!("kube-proxy={UPGRADE}")])?;
         rolled_out(set)
     })?;
     run.step("kill -9 on each node", || {

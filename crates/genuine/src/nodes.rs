@@ -98,11 +98,23 @@ pub(crate) fn containerd_socket(node: &str) -> PathBuf {
 
 /// Imports images into a node's containerd.
 pub(crate) fn import(parts: &Parts, node: &str, archive: &std::path::Path) -> Command {
+    let mut ctr = ctr(parts, node);
+    ctr.args(["images", "import"]).arg(archive);
+    ctr
+}
+
+/// Gives an image of a node's containerd another name.
+pub(crate) fn tag(parts: &Parts, node: &str, image: &str, name: &str) -> Command {
+    let mut ctr = ctr(parts, node);
+    ctr.args(["images", "tag", "--force", image, name]);
+    ctr
+}
+
+fn ctr(parts: &Parts, node: &str) -> Command {
     let mut ctr = Command::new(parts.program("ctr"));
     ctr.arg("--address")
         .arg(containerd_socket(node))
-        .args(["--namespace", "k8s.io", "images", "import"])
-        .arg(archive);
+        .args(["--namespace", "k8s.io"]);
     ctr
 }
 
