@@ -166,6 +166,7 @@ impl Release {
             }
             if self.home.is_some() {
                 made.push(self.rpm_package(built.arch)?);
+                made.push(self.plugin(built.arch)?);
             }
         }
         Ok((made, digest))
@@ -193,6 +194,22 @@ impl Release {
 
     pub(crate) fn file(&self, arch: Arch, ending: &str) -> String {
         format!("kpx-{}-linux-{}.{ending}", self.version, arch.name())
+    }
+
+    /// Packs kubectl's plugin by itself, because krew takes no archive with links. Returns its name.
+    fn plugin(&self, arch: Arch) -> Result<String> {
+        let mut files = Files::default();
+        files.add_file(&self.stage.join("bin/kpx"), "kubectl-kpx")?;
+        for license in ["LICENSE", licenses::NAME] {
+            files.add_file(&self.stage.join(license), license)?;
+        }
+        let name = self.plugin_file(arch);
+        fs::write(self.folder.join(&name), files.tar_gz(self.time)?)?;
+        Ok(name)
+    }
+
+    pub(crate) fn plugin_file(&self, arch: Arch) -> String {
+        format!("kubectl-{}", self.file(arch, "tar.gz"))
     }
 
     /// Prints the files, after a check of their sums.
@@ -340,15 +357,13 @@ fn metadata(arch: Arch) -> Result<Value> {
 
 fn time() -> Result<u64> {
     const NAME: &str = "SOURCE_DATE_EPOCH";
-    let text = match std::env::var(NAME) {
-        Ok(text) => text,
-        Err(_) => {
-            let root = workspace::root().to_string_lossy();
-            shell::output("git", &["-C", &root, "log", "-1", "--format=%ct"]).with_context(
+    let text =
+        match std::env::var(NAME) {
+            Ok(text) => text,
+            Err(_) => shell::git(workspace::root(), &["log", "-1", "--format=%ct"]).with_context(
                 || format!("ask git for the time of the commit; without git, set {NAME}"),
-            )?
-        }
-    };
+            )?,
+        };
     text.trim()
         .parse()
         .with_context(|| format!("{NAME}: {text:?} is not a number of seconds"))

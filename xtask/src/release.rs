@@ -36,7 +36,7 @@ pub(crate) struct Options {
     /// Sign with this key of cosign: a file, `env://VARIABLE`, or an address of a key store.
     /// COSIGN_PASSWORD has its password; KPX_REGISTRY_USER and KPX_REGISTRY_PASSWORD those of the
     /// registry, unless the tools have a login
-    #[arg(long)]
+    #[arg(long, conflicts_with = "dry_run")]
     key: Option<String>,
 }
 
@@ -61,6 +61,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             changes()?.is_empty(),
             "the tree has changes that no commit has:\n{}",
             changes()?
+        );
+        let tags = shell::git(workspace::root(), &["tag", "--points-at", "HEAD"])
+            .context("ask git for tags")?;
+        ensure!(
+            tags.lines().any(|tag| tag == format!("v{version}")),
+            "the commit has no tag v{version}"
         );
     }
     setup::install("a release", missing)?;
@@ -187,8 +193,7 @@ fn missing() -> Vec<Install> {
 
 /// Returns what git lists as changed.
 fn changes() -> Result<String> {
-    let root = workspace::root().to_string_lossy();
-    shell::output("git", &["-C", &root, "status", "--porcelain"]).context("ask git for changes")
+    shell::git(workspace::root(), &["status", "--porcelain"]).context("ask git for changes")
 }
 
 /// Returns an empty folder for the work of this command.

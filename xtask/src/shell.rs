@@ -48,6 +48,15 @@ pub(crate) fn output(program: impl AsRef<OsStr>, args: &[&str]) -> Option<String
         .then(|| String::from_utf8_lossy(&text).into_owned())
 }
 
+/// Asks git about the tree. In a container another user may own the tree, which git distrusts.
+pub(crate) fn git(root: &Path, args: &[&str]) -> Option<String> {
+    let root = root.to_string_lossy();
+    output(
+        "git",
+        &[&["-c", "safe.directory=*", "-C", &root], args].concat(),
+    )
+}
+
 /// Returns the command as a user would type it.
 pub(crate) fn show(command: &Command) -> String {
     let envs = command.get_envs().filter_map(|(name, value)| {

@@ -88,9 +88,7 @@ fn collect(root: &Path, to: &Path) -> Result<()> {
 
 /// Returns the paths of all pages that git tracks.
 fn pages(root: &Path) -> Result<BTreeSet<String>> {
-    let root = root.to_string_lossy();
-    let list = shell::output("git", &["-C", &root, "ls-files", "*.md"])
-        .context("ask git for the pages")?;
+    let list = shell::git(root, &["ls-files", "*.md"]).context("ask git for the pages")?;
     Ok(list
         .lines()
         .filter(|path| !path.starts_with(FOLDER) && !path.starts_with('.'))

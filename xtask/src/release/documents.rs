@@ -14,18 +14,14 @@ use crate::{shell, workspace};
 pub(super) fn krew(release: &Release, home: &Home, made: &[String]) -> Result<String> {
     let mut platforms = Vec::new();
     for arch in [Arch::Amd64, Arch::Arm64] {
-        let archive = release.file(arch, "tar.gz");
+        let archive = release.plugin_file(arch);
         if made.contains(&archive) {
             let bytes = fs::read(release.folder.join(&archive))?;
             platforms.push(json!({
                 "selector": { "matchLabels": { "os": "linux", "arch": arch.go_name() } },
                 "uri": home.download(release.version, &archive),
                 "sha256": sums::sha256(&bytes),
-                "files": [
-                    { "from": "*/bin/kpx", "to": "kubectl-kpx" },
-                    { "from": "*/LICENSE", "to": "." },
-                    { "from": "*/THIRD-PARTY-LICENSES", "to": "." },
-                ],
+                "files": [{ "from": "*", "to": "." }],
                 "bin": "kubectl-kpx",
             }));
         }
@@ -57,9 +53,8 @@ pub(super) fn provenance(release: &Release, home: &Home, made: &[String]) -> Res
         Ok(json!({ "name": name, "digest": { "sha256": sums::sha256(&bytes) } }))
     });
     let subjects = subjects.collect::<Result<Vec<Value>>>()?;
-    let root = workspace::root().to_string_lossy();
-    let commit = shell::output("git", &["-C", &root, "rev-parse", "HEAD"])
-        .context("ask git for the commit")?;
+    let commit =
+        shell::git(workspace::root(), &["rev-parse", "HEAD"]).context("ask git for the commit")?;
     let lock = fs::read(workspace::root().join("Cargo.lock")).context("read Cargo.lock")?;
     let rustc = shell::output("rustc", &["-vV"]).context("ask rustc for its version")?;
     let repository = &home.repository;
