@@ -354,8 +354,11 @@ fn exchange_stream(socket: &mut Socket, payload: &[u8], last: bool) -> Result<An
         )));
     }
     if last {
-        let more = socket.read(&mut [0]).map_err(Fault::at("read the end"))?;
-        (more == 0)
+        // Not by `read`, which a signal interrupts.
+        let mut more = Vec::new();
+        let end = socket.take(1).read_to_end(&mut more);
+        end.map_err(Fault::at("read the end"))?;
+        more.is_empty()
             .then_some(())
             .ok_or_else(|| Fault::Corrupt("more than was sent".to_owned()))?;
     }
