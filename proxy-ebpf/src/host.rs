@@ -266,9 +266,10 @@ fn source_addr<A: Net>(
     maps::address_at(ifindex, by_route).unwrap_or(chosen)
 }
 
-/// Gives a reply, whose flow is in `scratch.flow`, to a socket of the host, at whichever hook it is met. The reply takes the
-/// service's address, and goes in where the host's packets to that address go out. So rp_filter
-/// finds nothing odd, and conntrack finds a reply to a packet that it saw leave.
+/// Gives a reply, whose flow is in `scratch.flow`, to a socket of the host, at whichever hook it is
+/// met. The reply takes the service's address, and goes in where the host's packets to that address
+/// go out. So rp_filter finds nothing odd, and conntrack finds a reply to a packet that it saw
+/// leave.
 #[inline(always)]
 pub fn give_back<A: Net>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;

@@ -503,10 +503,14 @@ pub(super) fn loaded(ebpf: &mut Ebpf, hook: PacketHook) -> Result<&mut SchedClas
     if program(ebpf, hook.program())?.fd().is_err() && slow_path::is_separate(ebpf)? {
         slow_path::load(ebpf, hook.slow())?;
     }
-    let program = program(ebpf, hook.program())?;
+    loaded_as(ebpf, hook.program())
+}
+
+/// Returns a program by its name, and loads it if it is not loaded.
+pub(super) fn loaded_as<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
+    let program = program(ebpf, name)?;
     if program.fd().is_err() {
-        verifier::load(|| program.load())
-            .with_context(|| format!("load program {}", hook.program()))?;
+        verifier::load(|| program.load()).with_context(|| format!("load program {name}"))?;
     }
     Ok(program)
 }

@@ -1,6 +1,6 @@
 //! Takes a node out of service without breaking open flows. The programs serve open flows and leave
-//! packets that would open a flow of a Service to the next proxy. No agent runs during a drain, because an agent
-//! would put the node back into service.
+//! packets that would open a flow of a Service to the next proxy. No agent runs during a drain,
+//! because an agent would put the node back into service.
 
 use std::path::Path;
 

@@ -16,9 +16,8 @@ use proxy_common::hook::SlowProgram;
 use proxy_common::names;
 use tracing::debug;
 
-use crate::attach::program;
+use crate::attach::{loaded_as, program};
 use crate::pins::{self, Pins, remove_pin};
-use crate::verifier;
 
 /// Returns true if the kernel has TCX links.
 pub(crate) fn may_be_separate() -> bool {
@@ -29,11 +28,7 @@ pub(crate) fn may_be_separate() -> bool {
 /// Loads a program of the slow path if it is not loaded, and makes it callable.
 pub(crate) fn load(ebpf: &mut Ebpf, slow: SlowProgram) -> Result<()> {
     let name = slow.program();
-    let program = program(ebpf, name)?;
-    if program.fd().is_err() {
-        verifier::load(|| program.load()).with_context(|| format!("load program {name}"))?;
-    }
-    let fd = program.fd()?.try_clone()?;
+    let fd = loaded_as(ebpf, name)?.fd()?.try_clone()?;
     let map = ebpf.map_mut(names::SLOW).context("no map SLOW")?;
     let mut array: ProgramArray<&mut MapData> = map.try_into().context("map SLOW")?;
     array

@@ -37,7 +37,8 @@ struct Line {
     line_and_column: u32,
 }
 
-/// Loads all programs, with and without the fast path, and with the slow path in each; returns the lines that this kernel kept.
+/// Loads all programs, with and without the fast path, and with the slow path in each. Returns the
+/// lines that this kernel kept.
 pub fn kept_lines() -> Result<Lines> {
     let bytes = object::embedded()?;
     let parsed = Object::parse(bytes).context("parse the BPF object")?;
