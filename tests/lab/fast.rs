@@ -317,8 +317,7 @@ fn a_bypass_connection_lives_on_when_rules_come_and_new_ones_meet_them() -> Resu
     says(&agent, "bypass for connections")?;
     let mut connections = Vec::new();
     for family in Family::ALL {
-        until_bypass(&fixture, &agent, family)?;
-        connections.push(fixture.dial(Path::Local, Protocol::Tcp, family)?);
+        connections.push(until_bypass(&fixture, &agent, family)?);
     }
     exchange_all(&mut connections)?;
     let addrs = &fixture.lab.host("p1a").addrs;
@@ -406,8 +405,7 @@ fn a_bypass_connection_outlives_its_neighbours_while_rules_refuse_it() -> Result
     let agent = fixture.start("auto")?;
     let mut connections = Vec::new();
     for family in Family::ALL {
-        until_bypass(&fixture, &agent, family)?;
-        connections.push(fixture.dial(Path::Local, Protocol::Tcp, family)?);
+        connections.push(until_bypass(&fixture, &agent, family)?);
     }
     exchange_all(&mut connections)?;
     forbid(
@@ -471,18 +469,20 @@ fn rules_that_may_translate_pods_open_connections_through_the_stack() -> Result<
     agent.stop()
 }
 
-/// Waits until a connection between two pods skips the stack. The stack resolves link addresses
-/// that the node does not have yet.
-fn until_bypass(fixture: &Fixture, agent: &Agent, family: Family) -> Result<()> {
+/// Waits until a connection between two pods skips the stack, and returns it. The stack resolves
+/// link addresses that the node does not have yet, so that the connection after this one may take
+/// it again.
+fn until_bypass(fixture: &Fixture, agent: &Agent, family: Family) -> Result<Connection> {
+    let mut bypassing = None;
     wait_until(DEADLINE, "a connection bypasses the stack", || {
         let before = fixture.stack_saw(agent)?;
-        exchange(
-            &mut fixture.dial(Path::Local, Protocol::Tcp, family)?,
-            EXCHANGES,
-            1_000,
-        )?;
-        Ok(fixture.stack_saw(agent)? == before)
-    })
+        let mut connection = fixture.dial(Path::Local, Protocol::Tcp, family)?;
+        exchange(&mut connection, EXCHANGES, 1_000)?;
+        let skipped = fixture.stack_saw(agent)? == before;
+        bypassing = skipped.then_some(connection);
+        Ok(skipped)
+    })?;
+    bypassing.context("a connection bypasses the stack")
 }
 
 /// Waits until `kpx status` shows this text about the fast path.

@@ -98,6 +98,9 @@ fn route_into_range_is_reported_and_rest_serves() -> Result<()> {
         }))
     })
     .with_context(|| agent.log())?;
+    agent.wait(DEADLINE, "the pod's device has its programs", |status| {
+        status.devices.iter().any(|device| device.name == "p1a")
+    })?;
     let p1a = &lab.host("p1a").ns;
     Dial::new(Protocol::Tcp, beyond)
         .exchange(p1a, b"hello")
