@@ -3,7 +3,6 @@
 //! ```text
 //!   lab ║ cluster, cli, packet rows ║ reachability, tools   mostly wait for timers and the kernel
 //!   ║ unit tests ║ random packets                           run at low priority
-//!   failed tests again, alone                               load disturbs tests of time and single packets
 //! ```
 
 use std::io::{Write, stdout};
@@ -19,7 +18,6 @@ use crate::{axe, build, helm, resolved, shell, workspace};
 
 mod counts;
 
-use counts::Outcome;
 pub(crate) use counts::TestCounts;
 
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
@@ -85,7 +83,6 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
         resolved,
         filters: filter.into_iter().collect(),
     };
-    let mut tally = TestCounts::default();
     let (labs, (units, random)) = step("test", || {
         thread::scope(|scope| {
             let labs = scope.spawn(|| plan.waiting_ones());
@@ -93,33 +90,9 @@ pub(crate) fn all(kpx: &Path, filter: Option<&str>) -> Result<TestCounts> {
             Ok((joined(labs)?, busy?))
         })
     })?;
-    for outcome in random.iter().chain([&units]) {
-        tally.add(outcome.counts);
-    }
-    let mut alone = Vec::new();
-    for (target, mut outcome) in labs.into_iter().flatten() {
-        if !outcome.failed.is_empty() {
-            let again = step(
-                &format!("test alone what failed in {}", target.name),
-                || {
-                    let names = outcome.failed.iter().map(String::as_str);
-                    let mut again =
-                        plan.program(target, ["--", "--exact"].into_iter().chain(names))?;
-                    Outcome::of(again.env("RUST_TEST_THREADS", "1"), &mut stdout())
-                },
-            )?;
-            outcome.settle(&again);
-            alone.extend(
-                outcome
-                    .alone
-                    .iter()
-                    .map(|name| format!("{} {name}", target.name)),
-            );
-        }
-        tally.add(outcome.counts);
-    }
-    for name in alone {
-        println!("failed beside others, passed alone, counts as neither: {name}");
+    let mut tally = TestCounts::default();
+    for counts in labs.into_iter().chain(random).chain([units]) {
+        tally.add(counts);
     }
     Ok(tally)
 }
@@ -136,7 +109,7 @@ struct Plan<'a> {
 impl Plan<'_> {
     /// Runs the unit tests and the fuzzer, at a lower priority than all other tests. A filter
     /// excludes the fuzzer.
-    fn busy_ones(&self) -> Result<(Outcome, Option<Outcome>)> {
+    fn busy_ones(&self) -> Result<(TestCounts, Option<TestCounts>)> {
         let nice = |cargo| kept(&mut shell::nice(&cargo));
         thread::scope(|scope| {
             let random = self.filters.is_empty().then(|| {
@@ -152,24 +125,20 @@ impl Plan<'_> {
         })
     }
 
-    /// Runs all lanes, and returns their outcomes.
-    fn waiting_ones(&self) -> Result<Vec<Vec<(&'static Target, Outcome)>>> {
+    /// Runs all lanes, and returns the counts of their programs.
+    fn waiting_ones(&self) -> Result<Vec<TestCounts>> {
         let lane = |targets: &'static [Target]| {
-            let run = |target| {
-                Ok((
-                    target,
-                    kept(&mut self.program(target, self.filters.iter().copied())?)?,
-                ))
-            };
+            let run = |target| kept(&mut self.program(target, self.filters.iter().copied())?);
             targets.iter().map(run).collect::<Result<Vec<_>>>()
         };
-        thread::scope(|scope| {
+        let lanes = thread::scope(|scope| {
             LANES
                 .map(|targets| scope.spawn(move || lane(targets)))
                 .map(joined)
                 .into_iter()
-                .collect()
-        })
+                .collect::<Result<Vec<_>>>()
+        })?;
+        Ok(lanes.concat())
     }
 
     fn program<'a>(
@@ -203,15 +172,15 @@ impl Plan<'_> {
 }
 
 /// Runs a `cargo test`, and prints its whole output at its end.
-fn kept(cargo: &mut Command) -> Result<Outcome> {
+fn kept(cargo: &mut Command) -> Result<TestCounts> {
     static SHOWING: Mutex<()> = Mutex::new(());
     let mut output = Vec::new();
-    let outcome = Outcome::of(cargo, &mut output)?;
+    let counts = TestCounts::of(cargo, &mut output)?;
     let _alone = SHOWING
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     stdout().write_all(&output)?;
-    Ok(outcome)
+    Ok(counts)
 }
 
 fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
