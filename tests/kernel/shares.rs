@@ -192,9 +192,12 @@ fn remote_udp_flows_evict_only_idle_ones() -> Result<()> {
             Ok(reply)
         };
         let replies = [pair(1)?, pair(2)?];
-        for _ in 0..16 {
-            fixture.run(INGRESS, &fixture.names.frame(&opener(1))?)?;
-        }
+        let goes_on = || {
+            fixture
+                .run(INGRESS, &fixture.names.frame(&opener(1))?)
+                .map(drop)
+        };
+        (0..16).try_for_each(|_| goes_on())?;
         let lives = || -> Result<Vec<bool>> {
             let frames = replies
                 .iter()
@@ -208,13 +211,17 @@ fn remote_udp_flows_evict_only_idle_ones() -> Result<()> {
         // Unanswered openers, more than there are places, evict neither.
         for port in 2_000..2_000 + u16::try_from(ROOM)? {
             fixture.run(INGRESS, &fixture.names.frame(&opener(port))?)?;
+            goes_on()?;
         }
         ensure!(
             fixture.counts()?["flow_forgotten"] > 0 && lives()? == [true, true],
             "{:?}",
             lives()?
         );
-        (1_000..1_000 + u16::try_from(ROOM)?).try_for_each(|port| pair(port).map(drop))?;
+        for port in 1_000..1_000 + u16::try_from(ROOM)? {
+            pair(port)?;
+            goes_on()?;
+        }
         ensure!(lives()? == [true, false], "{:?}", lives()?);
         ensure!(
             counts(&fixture)? == (0, vec![]),
