@@ -1,10 +1,10 @@
-//! Sockets that dial services, met before they send anything: the programs of the cgroup hooks.
-//! `connect` and `sendmsg` get a backend for the frontend that they name, `getpeername` and
-//! `recvmsg` give the frontend back.
+//! Socket load balancing: the programs of the cgroup hooks, which run before a socket sends
+//! anything. In `connect` and `sendmsg` a backend replaces the frontend; `getpeername` and
+//! `recvmsg` restore the frontend.
 //!
-//! The decision is the packet path's own ([`decide::find`], [`select`]). What it cannot say of a
-//! socket, and what is to be dropped, goes on untranslated, and the packet path decides about its
-//! packets.
+//! The decision is the packet path's ([`decide::find`], [`select`]). A call about which it cannot
+//! decide, or where it would drop packets, continues untranslated, and the packet path decides
+//! about its packets.
 
 mod client;
 mod peer;
@@ -28,7 +28,7 @@ use crate::socket::client::{Client, Family};
 use crate::socket::peer::{Peer, flags, is_worker};
 use crate::{decide, lookup, maps, select};
 
-/// The answers of a program.
+/// The return values of a program.
 const ALLOW: i32 = 1;
 const REFUSE: i32 = 0;
 
@@ -83,13 +83,13 @@ enum Call {
     Send,
 }
 
-/// The fate of a call that dials.
+/// The result of a call that dials.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DialResult {
-    /// It goes on as it is.
+    /// The call continues unchanged.
     Left,
-    /// It goes on with a backend as its peer.
+    /// The call continues with a backend as its peer.
     Translated,
     Refused,
 }
@@ -157,7 +157,7 @@ fn show6(peer: Peer) -> i32 {
     ALLOW
 }
 
-/// A socket that names `dialled` as its peer, to the rules of the packet path.
+/// A socket that dials `dialled`, as the packet path's rules take it.
 struct Dialling<A: Net> {
     client: SockAddr<A>,
     dialled: SockAddr<A>,
@@ -181,7 +181,7 @@ impl<A: Net> Dial<A> for Dialling<A> {
     }
 }
 
-/// Puts a backend in the place of the frontend at `at`.
+/// Replaces the frontend in `at` by a backend.
 #[inline(never)]
 fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>) -> DialResult {
     let Some(proto) = served(peer) else {
@@ -214,7 +214,8 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     };
     if let Err(reason) = decide::find(&dialling, node, &mut service, &mut decision) {
         if reason == Reason::NotOurs && call == Call::Connect {
-            // It was dialled before as a service's backend, and is now dialled for itself.
+            // The socket may have had this address as a Service's backend before, and now dials it
+            // directly.
             forget(peer, client.cookie, at, proto);
         }
         return refused(reason, &decision);
@@ -223,20 +224,21 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     if decision.kind == FrontendKind::LOAD_BALANCER && service.has(Service::SOURCE_RANGES) {
         return DialResult::Left;
     }
-    // A pod that is spared is known by its packets' address alone.
+    // Only the source address of packets identifies a spared pod.
     let spares = service.has(Service::SPARES_PODS) || service.has(Service::SPARES_NODE);
-    // The agent ends no stale sockets of pods, and datagrams to a redirected address go on without
-    // its pod.
+    // Datagrams to a redirected address continue to that address without its pod, and the agent
+    // does not close stale sockets of pods.
     if spares || proto == Proto::UDP && service.has(Service::ELSE_PASSES) {
         return DialResult::Left;
     }
-    // Packets know a client by its address, and a chosen pod takes both ways in turn. It would have
-    // a backend by each.
+    // The packet path identifies a client by its address, socket load balancing by its network
+    // namespace. A pod in `SOCKET_PODS` uses both in turn, and would have a different backend in
+    // each.
     if service.affinity_secs > 0 && !client.origin.is_node() && flags() & EVERYWHERE == 0 {
         return DialResult::Left;
     }
-    // No hook would see the end of the connection, and count it; nor a silent backend, nor a lost
-    // one.
+    // Without packets, no hook would count the connection's end, or notice a silent or lost
+    // backend.
     let needs_packets = service.has(Service::FAILS_OVER | Service::ENDS_LOST);
     if service.algorithm == Algorithm::LEAST_CONNECTIONS || needs_packets || is_worker() {
         return DialResult::Left;
@@ -248,7 +250,7 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
         0
     };
     let stays = had_secs != 0;
-    // The backend's answers may not find the address that the socket has. Only packets can be
+    // The backend's replies may not reach the address of the socket. Only packets can be
     // masqueraded.
     if (is_bound || is_for_packets(peer.device(), &client, node)) && !stays {
         return DialResult::Left;
@@ -261,8 +263,8 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     if !stays && select::backend(&dialling.client, &service, &mut decision).is_err() {
         return DialResult::Left;
     }
-    // The hooks would translate its packets once more. Those to the frontend they translate once,
-    // as conntrack does.
+    // The backend is a Service's address, so hooks would translate the packets again. They
+    // translate packets to the frontend once, as conntrack does.
     if lookup::is_services(&decision.backend_at(), proto) {
         return DialResult::Left;
     }
@@ -275,7 +277,7 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
             },
         );
     } else if !remember(client.cookie, at, &decision, last_secs) {
-        // The program could not tell whose the answers are.
+        // Without the row, `recvmsg` could not restore the frontend.
         return DialResult::Left;
     }
     if !stays {
@@ -286,10 +288,10 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     DialResult::Translated
 }
 
-/// Returns true if packets serve a socket of this device, if it has one: those of a pod meet a hook
-/// behind any device, those of the anchor the anchor's, and those of lo the one there. Others of
-/// the host leave by the device untranslated, so that the backend has to be reached by it, as with
-/// a NAT of netfilter's.
+/// Returns true if the packet path serves a socket that is bound to this device (0: none). A pod's
+/// packets pass a hook behind any device, and the host's packets pass the hooks of the anchor and
+/// lo. On other devices the host's packets leave untranslated, so the socket needs a backend that
+/// the device reaches, as with netfilter's NAT.
 #[inline(always)]
 fn is_for_packets(device: u32, client: &Client, node: &Node) -> bool {
     device != 0 && (!client.origin.is_node() || device == node.anchor_ifindex || device == LO)
@@ -305,8 +307,8 @@ fn served(peer: Peer) -> Option<Proto> {
     }
 }
 
-/// Refuses at once what the packet path would reject, and leaves to it what it would drop or let
-/// pass.
+/// Refuses a call if the packet path would reject its packets. Leaves the call to the packet path
+/// if that would drop or pass them.
 #[inline(never)]
 fn refused<A: Net>(reason: Reason, decision: &Decision<A>) -> DialResult {
     let verdict = reason.verdict();
@@ -320,8 +322,9 @@ fn refused<A: Net>(reason: Reason, decision: &Decision<A>) -> DialResult {
     DialResult::Refused
 }
 
-/// Finds the backend that a socket's datagrams to a frontend went to, or that it was connected to.
-/// Returns when that was, or 0 if that was long ago or the backend serves no more.
+/// Finds the backend of a socket's previous datagrams to a frontend, or of its connection. Returns
+/// the time in seconds since boot, or [`CONNECTED`]; 0 if that is too long ago, or the backend no
+/// longer serves.
 #[inline(never)]
 fn kept<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &mut Decision<A>) -> u32 {
     let key = SocketKey::new(cookie, *dialled, Side::FRONTEND);
@@ -339,7 +342,7 @@ fn kept<A: Net>(cookie: u64, dialled: &SockAddr<A>, decision: &mut Decision<A>) 
     }
 }
 
-/// Remembers the frontend that a UDP socket has dialled. False if there was no room.
+/// Stores the frontend that a UDP socket has dialled. Returns false without room.
 #[inline(never)]
 fn remember<A: Net>(
     cookie: u64,
@@ -352,7 +355,7 @@ fn remember<A: Net>(
     if !maps::remember_socket(&SocketKey::new(cookie, backend, Side::BACKEND), &socket) {
         return false;
     }
-    // A connected socket, too, may name a destination.
+    // A connected socket may also name a destination in `sendmsg`.
     maps::remember_socket(
         &SocketKey::new(cookie, *dialled, Side::FRONTEND),
         &Socket {
@@ -362,7 +365,7 @@ fn remember<A: Net>(
     )
 }
 
-/// Forgets that a socket was led to the backend at `at`.
+/// Removes the record that a socket's peer at `at` is a backend.
 #[inline(always)]
 fn forget<A: Family>(peer: Peer, cookie: u64, at: &SockAddr<A>, proto: Proto) {
     if proto == Proto::UDP {
@@ -372,8 +375,8 @@ fn forget<A: Family>(peer: Peer, cookie: u64, at: &SockAddr<A>, proto: Proto) {
     }
 }
 
-/// Puts the frontend that a socket has dialled in the place of the backend at `at`. False if it has
-/// dialled none there.
+/// Replaces the backend in `at` by the frontend that the socket has dialled. Returns false without
+/// such a frontend.
 #[inline(never)]
 fn show<A: Family>(peer: Peer, at: &mut SockAddr<A>) -> bool {
     match served(peer) {

@@ -19,7 +19,7 @@ pub static DIALLED6: SkStorage<Dialled<Addr6>> = SkStorage::new();
 #[map]
 static SOCKET_PODS: HashMap<u64, u32> = HashMap::with_max_entries(PODS_MAX, NO_PREALLOC);
 
-/// Returns true if a cgroup is that of a pod whose sockets are led.
+/// Returns true if this is the cgroup of a pod with socket load balancing.
 #[inline(always)]
 pub fn is_led(cgroup: u64) -> bool {
     copied(&SOCKET_PODS, &cgroup) == Some(LED)
@@ -27,8 +27,8 @@ pub fn is_led(cgroup: u64) -> bool {
 
 #[inline(always)]
 pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {
-    // If the table is full, an element may change hands while it is copied. One socket then sees
-    // another one's peer.
+    // If the table is full, the kernel may reuse an element during the copy. A socket then gets the
+    // peer of another socket.
     copied(A::MAPS.udp_sockets, key)
 }
 
@@ -40,6 +40,6 @@ pub fn remember_socket<A: Net>(key: &SocketKey<A>, socket: &Socket<A>) -> bool {
 
 #[inline(always)]
 pub fn forget_socket<A: Net>(key: &SocketKey<A>) {
-    // Hardly ever is there one.
+    // Rarely does the row exist.
     let _gone = A::MAPS.udp_sockets.remove(key);
 }

@@ -20,7 +20,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Returns None if the socket is not served here.
+    /// Returns `None` if these programs do not serve the socket.
     #[inline(always)]
     pub fn of(peer: Peer, proto: Proto, node: &Node) -> Option<Self> {
         let netns = peer.netns();
@@ -38,37 +38,37 @@ impl Client {
         })
     }
 
-    /// Returns true if a frontend may be at this address, to this client. Node ports may be at the
-    /// host's own loopback address; a pod's is another.
+    /// Returns true if this client may reach a frontend at this address. Node ports may be at the
+    /// host's loopback address, but not at a pod's.
     #[inline(always)]
     pub fn may_dial<A: Family>(&self, addr: &A, node: &Node) -> bool {
         if self.origin.is_node() && addr.is_loopback() {
             return maps::own_addr(addr).is_some_and(|own| own.takes_node_ports());
         }
-        // On a host outside of the cluster its own addresses are its own.
+        // In host mode, the host's own addresses have no frontends.
         addr.is_unicast() && !(node.has(Node::HOST) && maps::own_addr(addr).is_some())
     }
 }
 
-/// Returns true if sockets of the calling pod are led.
+/// Returns true if the programs translate sockets of the calling pod.
 #[inline(always)]
 fn leads_pod(proto: Proto, node: &Node) -> bool {
-    // Addresses tell the clients to masquerade, and a socket may not have one yet.
+    // Masquerading depends on the client's address, which a socket may not have yet.
     if node.has(Node::COMPAT | Node::MASQUERADE_ALL) {
         return false;
     }
     if flags() & EVERYWHERE != 0 {
         return true;
     }
-    // A bypass connection past the stack is quicker than one that is led. The agent cannot end stale
-    // UDP sockets of pods.
+    // A bypass flow is faster than socket load balancing. The agent cannot close stale UDP sockets
+    // of pods.
     let is_for_packets = node.has(Node::BARE_PODS) && redirect::opens_flows_by(now_secs);
     flags() & PODS != 0 && proto == Proto::TCP && !is_for_packets && is_of_led_pod()
 }
 
-/// Returns true if the calling thread is in the cgroup of a pod whose sockets are led, or a little
-/// below it. Containers that a pod makes are deeper. They may be nodes of a cluster with Services
-/// of its own at the same addresses.
+/// Returns true if the calling thread is in the cgroup of a pod in `SOCKET_PODS`, or at most
+/// [`PODS_BELOW`] levels below it. Containers inside a pod are deeper. They may be nodes of another
+/// cluster, with its own Services at the same addresses.
 #[inline(never)]
 fn is_of_led_pod() -> bool {
     for level in 1..=PODS_DEPTH {
@@ -83,16 +83,17 @@ fn is_of_led_pod() -> bool {
     false
 }
 
-/// The differences between the families where there are no packets.
+/// The differences between the families for sockets.
 pub trait Family: Net {
-    /// An address that no packet carries, for a network namespace where affinity is by address.
+    /// Returns an address that no packet has, as the client's address of a network namespace in
+    /// session affinity.
     fn of_netns(cookie: u64) -> Self;
-    /// Keeps with the socket of a call what it dials. Without memory for that, it is shown its
+    /// Stores the dialled frontend with the socket. Without memory for it, `getpeername` shows the
     /// backend.
     fn keep_dialled(peer: Peer, dialled: &Dialled<Self>);
-    /// Forgets what the socket of a call has dialled in this family.
+    /// Removes the socket's dialled frontend of this family.
     fn forget_dialled(peer: Peer);
-    /// Returns what the socket of a call has dialled last in this family.
+    /// Returns the socket's last dialled frontend of this family.
     fn dialled(peer: Peer) -> Option<Dialled<Self>>;
 }
 

@@ -1,6 +1,6 @@
-//! The address in a call's hands, and the socket behind it. The verifier takes single words of the
-//! context only, and only those of the family that the hook is for. So every access is volatile,
-//! and of one field. Beside it all else that takes pointers and helpers.
+//! The context of a socket call: its address, and its socket. The verifier accepts only accesses to
+//! single words of the context, and only to those of the hook's family. So every access is
+//! volatile, and to one field. This module also has the other unsafe calls of helpers.
 
 use core::ptr::{read_volatile, write_volatile};
 
@@ -58,7 +58,7 @@ impl Peer {
 
     #[inline(always)]
     pub fn proto(self) -> Proto {
-        // The protocols that are asked for are below 256.
+        // The served protocols are below 256.
         let proto = field!(self.protocol);
         if proto > 0xff {
             Proto::ANY
@@ -67,33 +67,33 @@ impl Peer {
         }
     }
 
-    /// Returns the kernel's number of the socket.
+    /// Returns the socket's cookie.
     #[inline(always)]
     pub fn cookie(self) -> u64 {
         // SAFETY: the helper takes the context of this call, which is the kernel's own.
         unsafe { bpf_get_socket_cookie(self.0.cast()) }
     }
 
-    /// Returns the kernel's number of the socket's network namespace.
+    /// Returns the cookie of the socket's network namespace.
     #[inline(always)]
     pub fn netns(self) -> u64 {
         // SAFETY: the helper takes the context of this call, and only reads it.
         unsafe { bpf_get_netns_cookie(self.0.cast()) }
     }
 
-    /// Returns the device by which alone a socket's packets leave (`SO_BINDTODEVICE`), or 0.
+    /// Returns the interface index to which the socket is bound (`SO_BINDTODEVICE`), or 0.
     #[inline(always)]
     pub fn device(self) -> u32 {
         sock_field!(self.bound_dev_if)
     }
 
-    /// Returns true if an IPv4 socket has an address.
+    /// Returns true if an IPv4 socket has a source address.
     #[inline(always)]
     pub fn is_bound4(self) -> bool {
         sock_field!(self.src_ip4) != 0
     }
 
-    /// Returns true if an IPv6 socket has an address.
+    /// Returns true if an IPv6 socket has a source address.
     #[inline(always)]
     pub fn is_bound6(self) -> bool {
         let word = |nth: usize| sock_field!(self.src_ip6[nth]);
@@ -117,7 +117,7 @@ impl Peer {
     #[inline(always)]
     pub fn clear<T>(self, storage: &SkStorage<T>) {
         let sock = field!(self.__bindgen_anon_1.sk);
-        // SAFETY: the kernel lends the socket for the whole call. An error says that there is
+        // SAFETY: the kernel lends the socket for the whole call. An error means that there is
         // nothing to free.
         let _cleared = unsafe { storage.delete(sock) };
     }
@@ -208,31 +208,31 @@ pub fn flags() -> u32 {
     SOCKET_FLAGS.get()
 }
 
-/// Returns the id of the calling thread's cgroup, or of one above it, so many levels below the
-/// root; 0 if it is not so deep.
+/// Returns the id of the calling thread's cgroup, or of its ancestor, at this level below the root;
+/// 0 if the thread's cgroup is above that level.
 #[inline(always)]
 pub fn cgroup_at(level: u32) -> u64 {
-    // SAFETY: the helper takes a number, and asks about the thread that makes this call.
+    // SAFETY: the helper takes a number, and reads the thread that makes this call.
     unsafe { bpf_get_current_ancestor_cgroup_id(level as i32) }
 }
 
 /// Sets the error of a call that the program refuses.
 #[inline(always)]
 pub fn fail(errno: i32) {
-    // SAFETY: the helper takes a number. What it answers says nothing that could be helped.
+    // SAFETY: the helper takes a number. If it fails, the call has the kernel's default error.
     let _set = unsafe { bpf_set_retval(-errno) };
 }
 
-/// Returns true if a worker of the kernel dials, for a file system on the network (NFS, Ceph,
-/// CIFS). Kernels before Linux 6.6 forget the address that it dialled, and go back to the same
-/// backend while the file system is mounted. A process of such a name is served by packets, too.
+/// Returns true if a kernel worker dials for a network file system (NFS, Ceph, CIFS). Kernels
+/// before Linux 6.6 overwrite the dialled address, and return to the same backend while the file
+/// system is mounted. The packet path serves such workers, and any process of such a name.
 #[inline(never)]
 pub fn is_worker() -> bool {
     if flags() & NAMES == 0 {
         return false;
     }
     let mut name = [0_u64; 2];
-    // SAFETY: the helper writes as many bytes as it is told are there.
+    // SAFETY: the helper writes at most the given number of bytes.
     let error =
         unsafe { bpf_get_current_comm(name.as_mut_ptr().cast(), size_of_val(&name) as u32) };
     let is = |start: &[u8; 8]| name[0] == u64::from_ne_bytes(*start);
