@@ -1,7 +1,7 @@
 //! Packets of open connections that skip the node's stack: see README.md.
 //!
 //! A packet of an established flow goes straight to the pod's end of its veth, or to the neighbour
-//! through another device. In doubt the packet takes the stack, so that no doubt loses one.
+//! through another device. In doubt a packet takes the stack instead of being dropped.
 
 mod bypass;
 pub mod errors;
@@ -29,17 +29,17 @@ pub use self::fib::{FibResult, Forward, find, longest};
 pub use self::plan::Becomes;
 pub use self::quick::run as quick;
 
-/// The fate of a packet here, in one register: a tc action, or none.
+/// The result of the fast path for a packet, in one register: a tc action, or a constant below.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Delivery(pub i32);
 
 impl Delivery {
-    /// The packet is as it was, and takes the stack.
+    /// The packet is unchanged, and takes the stack.
     const LEFT: Self = Self(i32::MIN);
-    /// The kernel has refused to change the packet, half of which may be done.
+    /// The kernel has failed to rewrite the packet, which may be partly rewritten.
     const FAILED: Self = Self(i32::MIN + 1);
-    /// The packet would end a connection of others in conntrack's eyes.
+    /// A spoofed packet that a liberal conntrack entry could accept as the end of its connection.
     const SPOOFED: Self = Self(i32::MIN + 2);
 
     #[inline(always)]
@@ -58,7 +58,7 @@ impl Delivery {
     }
 }
 
-/// What the ingress hook knows of a packet's flow, which is in `scratch.flow` then.
+/// Whether the ingress hook has found or opened a packet's flow, which is then in `scratch.flow`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Known(pub u32);
@@ -70,13 +70,14 @@ impl Known {
     const OPENED: Self = Self(2);
 }
 
-/// After this many seconds of silence nothing of a flow is on its way that could be overtaken, ...
+/// The idle time in seconds after which no packets of a flow are in flight that a redirected packet
+/// could overtake.
 const SILENCE_SECS: u32 = 2;
-/// ... and a flow that is never silent sends one packet through the stack in as many seconds (a
-/// power of two). Conntrack forgets a UDP exchange after 30.
+/// The period in seconds (a power of two) in which a busy flow sends a packet through the stack.
+/// Conntrack forgets a UDP exchange after 30 s.
 const TURN_SECS: u32 = 16;
 
-/// The end of a flow, or the beginning of its end.
+/// The bits of a flow that has ended or begins to end.
 const END: Seen = Seen::FIN.with(Seen::RST);
 
 /// Returns true if packets of open connections may skip the stack.
@@ -85,8 +86,8 @@ pub fn is_on() -> bool {
     fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::OF_FAST_PATH))
 }
 
-/// Returns true if bypass connections may. The agent says so for a moment only, because it has to
-/// look for rules all the time.
+/// Returns true if bypass flows may be opened. The agent grants only a short lease, because it has
+/// to watch for new rules.
 #[inline(always)]
 pub fn opens_flows() -> bool {
     opens_flows_by(maps::about_now_secs)
@@ -99,8 +100,8 @@ pub fn opens_flows_by(now_secs: impl FnOnce() -> u32) -> bool {
     fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_OPEN) && is_in_time())
 }
 
-/// Delivers a packet that has come in, if its flow is one for it; `is_known` if `scratch.flow` has
-/// been found for it at this hook. None: it is left to the stack, as it was.
+/// Delivers an incoming packet past the stack, if its flow allows that. `is_known` is set if this
+/// hook has found the flow, in `scratch.flow`. `None` leaves the packet to the stack, unchanged.
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, is_known: bool, _: Memory) -> Option<Result<Action, Reason>> {
     A::deliver(
@@ -114,21 +115,21 @@ pub fn run<A: Forward>(skb: Skb, is_known: bool, _: Memory) -> Option<Result<Act
     .result()
 }
 
-/// Finds the way of the flow that `scratch.opening` is about to open, and notes it there.
+/// Finds the route of the flow that `scratch.opening` is about to open, and stores it there.
 #[inline(always)]
 pub fn find_way<A: Forward>(skb: Skb, _: Memory) {
     A::find_way(skb);
 }
 
-/// Delivers the first packet of the flow that has just been opened. None: it is left to the stack,
-/// as it was.
+/// Delivers the first packet of the flow that has just been opened. `None` leaves the packet to the
+/// stack, unchanged.
 #[inline(always)]
 pub fn first<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> {
     A::deliver(skb, Known::OPENED).result()
 }
 
-/// Delivers the ICMP error in `scratch.error`, if it is about a bypass flow. None: it is left to the
-/// stack, as it was.
+/// Delivers the ICMP error in `scratch.error`, if it is about a bypass flow. `None` leaves the
+/// error to the stack, unchanged.
 #[inline(always)]
 pub fn error<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> {
     A::deliver_error(skb).result()
@@ -140,8 +141,9 @@ pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
         return Delivery::LEFT;
     };
     let Scratch { packet, flow, .. } = &*scratch;
-    // This direction takes the stack from now on, and so shall the other, which knows its own end
-    // only. (The end may have come before, while nothing was fast.)
+    // With a FIN or RST, this direction takes the stack from now on, and so must the other
+    // direction, where the entry has only its own FIN and RST. (The FIN may be older than the fast
+    // path.)
     if known == Known::FOUND
         && flow.kind == Kind::DNAT
         && flow.tx.has(Seen::DIRECT)
@@ -170,22 +172,22 @@ pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
     Delivery::of(carry_out(skb, scratch))
 }
 
-/// Returns true if the frame is one that this host routes, with an Ethernet header and the usual IP
+/// Returns true if this host routes the frame, and it has an Ethernet header and the usual IP
 /// header.
 #[inline(always)]
 fn is_plain<A: Net>(skb: Skb) -> bool {
-    // The bridge routes the packets of its ports. What comes in by a device without Ethernet
-    // headers brings no room for one.
+    // At a bridge's port, frames for this host have the bridge's address, and the bridge handles
+    // them. Packets from a device without Ethernet headers have no room for one.
     let found = skb.found();
     let has_usual_headers =
         u32::from(found.l4) == ETH_LEN + A::IP_LEN && found.link() == LinkHeader::Ethernet;
     skb.is_ours() && !skb.is_tagged() && has_usual_headers
 }
 
-/// Does what was planned for a packet that does not take the stack.
+/// Carries out the plan for a packet that bypasses the stack.
 ///
-/// The plan is read from memory behind each call, because old kernels remember wrongly what they
-/// knew of a register before.
+/// The plan is read from memory again after each call: the verifier of old kernels would take a
+/// second branch on the same register for one that always goes the same way.
 #[inline(always)]
 fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, Reason> {
     let Scratch {
@@ -212,7 +214,7 @@ fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, R
     leave::<A>(skb, route)
 }
 
-/// A packet to the backend. Its flow has been brought up to date by the ingress hook.
+/// Plans a packet to the backend. The ingress hook has already updated its flow.
 #[inline(never)]
 fn original<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let Scratch {
@@ -222,23 +224,23 @@ fn original<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
         becomes,
         ..
     } = scratch;
-    // Conntrack forgets a connection within a minute if it sees no more of it than the two SYNs. So
-    // the packet that completes the handshake takes the stack.
+    // Conntrack forgets a connection within a minute if it sees only SYN and SYN-ACK. So the packet
+    // that completes the handshake takes the stack.
     let is_bypass = is_bypass(skb, packet, flow);
     let is_open = flow.rx.has(Seen::DIRECT) && flow.state() == State::Established;
     let is_free = is_bypass || is_open && is_on_for_all();
     let is_made_liberal = !is_free && is_open && liberal::goes_to_backend(skb, packet.proto, flow);
     if !is_free && !is_made_liberal || is_for_stack(packet, flow, is_bypass) {
-        // A judgement that is not renewed would count again once its term has come round.
+        // A cached route that is not renewed would become valid again when its term wraps.
         keep_route(flow, packet.proto, CachedRoute::NONE);
         return Plan::Stack;
     }
-    // The kernel does not judge what skips it.
+    // The kernel does not validate the source of packets that bypass it.
     let term = term();
     route.ask(flow.source.port, flow.backend.port, 0, is_bypass);
     let is_validated = flow.cached_route().holds(skb.ifindex(), term);
-    // The kernel judges clients outside (`rp_filter`) behind this hook, by the way from the
-    // backend. In one place, for the verifier's sake.
+    // The kernel validates clients outside (`rp_filter`) behind this hook, by the route from the
+    // backend. One variable for both cases spares the verifier a branch.
     becomes.dst.addr = if flow.is_far() {
         flow.backend.addr
     } else {
@@ -274,7 +276,7 @@ fn original<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     towards_backend(scratch)
 }
 
-/// Plans for a packet to the backend whose way is in `scratch.route`.
+/// Plans a packet to the backend by the route in `scratch.route`.
 #[inline(always)]
 fn towards_backend<A: Forward>(scratch: &mut Scratch<A>) -> Plan {
     let Scratch {
@@ -301,7 +303,7 @@ fn towards_backend<A: Forward>(scratch: &mut Scratch<A>) -> Plan {
     }
 }
 
-/// Keeps a judgement of the client in the opener's entry, if it is news.
+/// Stores a cached route in the original entry, if it differs.
 #[inline(never)]
 fn keep_route<A: Net>(flow: &Flow<A>, proto: Proto, cached_route: CachedRoute) {
     if flow.cached_route() != cached_route
@@ -311,7 +313,7 @@ fn keep_route<A: Net>(flow: &Flow<A>, proto: Proto, cached_route: CachedRoute) {
     }
 }
 
-/// Takes the judgement of the backend away, if there is one.
+/// Removes the cached route of the reply entry, if there is one.
 #[inline(always)]
 fn forget_route<A: Net>(entry: &Entry<A>, flow: &Flow<A>) {
     if flow.cached_route() != CachedRoute::NONE {
@@ -319,8 +321,8 @@ fn forget_route<A: Net>(entry: &Entry<A>, flow: &Flow<A>) {
     }
 }
 
-/// Lets the other direction know that this one is fast, or is no more: seldom more than once for
-/// each flow.
+/// Records in both entries whether the original direction bypasses the stack. Rarely called more
+/// than once per flow.
 #[inline(never)]
 fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
     for entry in [maps::undnat(flow, proto), maps::opener(flow, proto)]
@@ -332,7 +334,7 @@ fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
     }
 }
 
-/// A packet that no flow begins with: it may come from a backend.
+/// Plans a packet without an entry at ingress, which may come from a backend.
 #[inline(always)]
 fn unknown<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let Scratch { packet, other, .. } = scratch;
@@ -353,7 +355,7 @@ fn unknown<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     }
 }
 
-/// A packet that the ingress hook knows as one that the backend has sent to the node.
+/// Plans a backend's packet to the node's address, with an `Unsnat` entry.
 #[inline(always)]
 fn back_to_node<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     let Scratch {
@@ -368,8 +370,8 @@ fn back_to_node<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
     reply(skb, scratch, &entry, true)
 }
 
-/// A packet from the backend, whose reply's entry is in `scratch.other`; `is_unsnat` if it goes to
-/// the node.
+/// Plans a backend's packet, with its reply entry in `scratch.other`. `is_unsnat` is set if the
+/// packet goes to the node's address.
 #[inline(never)]
 fn reply<A: Forward>(
     skb: Skb,
@@ -387,7 +389,7 @@ fn reply<A: Forward>(
     if other.kind != Kind::UNDNAT || other.has(Flow::<A>::HOST) || other.is_snat() != is_unsnat {
         return Plan::Stack;
     }
-    // The hook where it leaves ends such a flow.
+    // The egress hook closes such a flow.
     if flow::is_of_another_connection(packet, other) {
         return Plan::Stack;
     }
@@ -397,7 +399,7 @@ fn reply<A: Forward>(
         }
         entry.set_rx(entry.read(|flow| flow.rx).with(Seen::DIRECT));
     }
-    // The first answer has to pass all that the stack has to say to it.
+    // The first answer takes the stack, and so all of its rules.
     let is_bypass = is_bypass(skb, packet, other);
     let is_open = other.tx.has(Seen::DIRECT) && other.rx.has(Seen::PACKET) && !other.rx.has(END);
     let is_free = is_bypass || is_open && is_on_for_all();
@@ -445,13 +447,13 @@ fn reply<A: Forward>(
     }
 }
 
-/// Returns true if also flows may skip the stack that were opened through it.
+/// Returns true if flows that were opened through the stack may bypass it as well.
 #[inline(always)]
 pub fn is_on_for_all() -> bool {
     maps::node().is_some_and(|node| node.has(Node::FAST_PATH))
 }
 
-/// Returns the present term. The caller asks for it before it asks the routes.
+/// Returns the current term. Callers read it before the routes.
 #[inline(always)]
 fn term() -> Term {
     Term::new(maps::about_now_secs(), maps::epoch())
@@ -461,14 +463,14 @@ fn term() -> Term {
 #[inline(always)]
 fn is_for_stack<A: Net>(packet: &Packet<A>, flow: &Flow<A>, is_bypass: bool) -> bool {
     let opens = packet.proto != Proto::UDP && (packet.opens() || packet.signals().answers_opener());
-    // Of a bypass flow the stack knows nothing.
+    // The stack has no state of a bypass flow.
     let is_due = !is_bypass
         && (opens || packet.seen().has(END) || is_its_turn(flow, maps::about_now_secs()));
     packet.is_fragment() || is_due
 }
 
-/// Returns true if the stack hears of the flow with this packet, and so does not forget it. `flow`
-/// is as before the packet.
+/// Returns true if this packet takes the stack to refresh conntrack's entry. `flow` is the state
+/// before the packet.
 #[inline(always)]
 fn is_its_turn<A: Addr>(flow: &Flow<A>, now_secs: u32) -> bool {
     let idle_secs = flow.idle_secs(now_secs);

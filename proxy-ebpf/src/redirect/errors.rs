@@ -1,5 +1,5 @@
-//! ICMP errors about packets of bypass flows. They skip the stack as those packets do: conntrack
-//! does not know what they are about, and rules may drop what it calls invalid.
+//! ICMP errors about packets of bypass flows. They bypass the stack as well: conntrack has no entry
+//! of such a flow, so it would classify them as invalid, which rules may drop.
 
 use proxy_common::addr::Port;
 use proxy_common::counter::{Event, Reason};
@@ -15,8 +15,7 @@ use crate::maps::{self, Memory, Scratch};
 use crate::net::{At, is_spoofed};
 use crate::skb::{PacketMark, Skb};
 
-/// Delivers the error that has been read into `scratch.error`, if it is about a flow that could be
-/// opened past the stack now.
+/// Delivers the error in `scratch.error`, if its flow could be opened as a bypass flow now.
 #[inline(always)]
 pub fn deliver<A: Forward>(skb: Skb, memory: Memory) -> Delivery {
     let Some((scratch, _)) = memory.scratch::<A>() else {
@@ -28,8 +27,8 @@ pub fn deliver<A: Forward>(skb: Skb, memory: Memory) -> Delivery {
     Delivery::LEFT
 }
 
-/// Finds the flow, into `scratch.other`, and notes what becomes of an error about a packet of it.
-/// False if the stack is to see it.
+/// Finds the flow, into `scratch.other`, and sets the error's translation and plan. Returns false
+/// if the error takes the stack.
 #[inline(never)]
 fn finds_flow<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
     let Scratch {
@@ -43,7 +42,7 @@ fn finds_flow<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
         return false;
     }
     if maps::flow(&error.key(Hook::INGRESS), flow).is_some() {
-        // The slow way translates what this way leaves, and has to find the error as it was read.
+        // The error stays as parsed, because the slow path translates it if this path does not.
         if flow.kind != Kind::DNAT || !flow.rx.has(Seen::BYPASS) {
             return false;
         }
@@ -60,7 +59,7 @@ fn finds_flow<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
     true
 }
 
-/// Finds the way of the error, into `scratch.route`. False if the stack has to.
+/// Finds the error's route, into `scratch.route`. Returns false if the error takes the stack.
 #[inline(never)]
 fn finds_way<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
     let Scratch {
@@ -78,7 +77,8 @@ fn finds_way<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
     {
         return false;
     }
-    // Rules were judged for errors of other senders only where flows may be opened to other nodes.
+    // The agent has checked rules for errors of senders other than pods only if bypass flows may be
+    // opened to other nodes.
     let is_of_pod =
         || is_bare(skb.ifindex(), Device::POD) && is_between(node, error.src(), error.goes_to());
     if !(flow.is_bypass_far() && node.has(Node::FAST_OPEN_FAR) || is_of_pod()) {
@@ -93,8 +93,7 @@ fn finds_way<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> bool {
     route.is_for_openers(is_there && flow.is_bypass_far() && node.has(Node::FAST_OPEN_FAR))
 }
 
-/// Rewrites the error, and sends it on its way. The plan is read for each question: see
-/// [`super::carry_out`].
+/// Rewrites and sends the error. The plan is read again for each branch: see [`super::carry_out`].
 #[inline(always)]
 fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, Reason> {
     let Scratch {

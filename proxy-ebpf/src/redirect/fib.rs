@@ -1,5 +1,5 @@
-//! The way of a packet past the stack: what the kernel says of it, and what a router owes to a
-//! packet that goes it.
+//! The route of a packet past the stack: the kernel's look-up (FIB), and a router's changes to the
+//! packet.
 
 use core::mem::transmute;
 use core::ptr::from_mut;
@@ -23,43 +23,43 @@ use crate::setting::FAST_PATH;
 use crate::skb::{ETH_LEN, Skb};
 use crate::{Action, global_fn};
 
-/// The kernel's answer about a packet's route, from [`find`]. In map memory, as a [`Packet`] is.
+/// The route of a packet, from [`find`]. In map memory, as a [`Packet`] is.
 #[derive(Clone, Copy)]
 pub struct FibResult {
-    /// The question, and the kernel's answer.
+    /// The look-up's parameters, and its result.
     fib: FibLookup,
     neighbour: bpf_redir_neigh,
-    /// Into the other end of the device's pair.
+    /// The packet goes to the peer of the device.
     pub to_peer: bool,
     /// The flags of the device.
     device: u32,
     /// The longest IP packet that the device takes.
     device_mtu: u32,
-    /// Interface index of the device in front of the pod, where that is known; else 0.
+    /// Interface index of the pod's device, if cached; else 0.
     exit: u32,
-    /// Not 0: the neighbour need not be known.
+    /// Not 0: the route may lead to an unresolved neighbour.
     resolves: u32,
 }
 
 impl FibResult {
-    /// Sets the ports that the stack would route by, if it routes by ports (`ip rule`, several next
-    /// hops): those between the hooks. `exit` is the device in front of the pod, if a packet of the
-    /// same flow has found it in this term; else 0. If `resolves`, the way may lead to a neighbour
-    /// whose link address is not known: the kernel asks for that then.
+    /// Prepares a look-up. The ports are those between the hooks, by which the stack would route
+    /// (`ip rule`, several next hops). `exit` is the pod's device, if an earlier packet of the flow
+    /// has cached it in this term; else 0. With `resolves`, the route may lead to a neighbour
+    /// without known link address, which the kernel then resolves.
     #[inline(always)]
     pub fn ask(&mut self, sport: Port, dport: Port, exit: u32, resolves: bool) {
         (self.fib.sport, self.fib.dport) = (sport.wire(), dport.wire());
         (self.exit, self.resolves) = (exit, resolves.into());
     }
 
-    /// Keeps the way to a pod that the kernel has named, for later packets of the flow. Returns its
-    /// device, or 0 if each packet has to ask.
+    /// Caches the route to a pod for later packets of the flow. Returns the interface index of the
+    /// pod's device, or 0 if each packet needs a look-up.
     #[inline(never)]
     pub fn keep<A: Net>(&self, pod: &A) -> u32 {
-        // SAFETY: a number, whichever field of the union was written. Since Linux 5.13 the kernel
-        // answers with the route's MTU, and before it leaves this packet's length.
+        // SAFETY: every field of the union is a number. Since Linux 5.13 the kernel returns the
+        // route's MTU; before, it leaves this packet's length.
         let mtu = u32::from(unsafe { self.fib.__bindgen_anon_1.mtu_result });
-        // A route with an MTU of its own would be asked for it.
+        // A route with its own MTU needs a look-up for each packet.
         if !self.to_peer || mtu != self.device_mtu {
             return 0;
         }
@@ -67,21 +67,21 @@ impl FibResult {
         self.fib.ifindex
     }
 
-    /// Returns true if [`Self::ask`] was told that the way may lead to an unknown neighbour: that
-    /// of a bypass flow may.
+    /// Returns true if [`Self::ask`] was called with `resolves`, which is set only for bypass
+    /// flows.
     #[inline(always)]
     pub fn is_of_bypass(&self) -> bool {
         maps::again(&self.resolves) != 0
     }
 
-    /// Returns the device of the way.
+    /// Returns the interface index of the route's device.
     #[inline(always)]
     pub fn ifindex(&self) -> u32 {
         self.fib.ifindex
     }
 
-    /// Takes a way that an earlier packet has kept. Returns false if there is none for a packet of
-    /// this length.
+    /// Takes the route that an earlier packet has cached. Returns false if there is none, or its
+    /// MTU is below this packet's length.
     #[inline(always)]
     fn recall<A: Net>(&mut self, len: u16, pod: &A) -> bool {
         if self.exit == 0 {
@@ -94,19 +94,19 @@ impl FibResult {
         self.fib.ifindex = exit.ifindex;
         // SAFETY: equal in size, and any bits are a number.
         [self.fib.dmac, self.fib.smac] = unsafe { transmute::<[u32; 3], [[u8; 6]; 2]>(exit.macs) };
-        // A change of the device moves the epoch.
+        // A change of the device begins a new epoch, so the flags still hold.
         (self.to_peer, self.device) = (true, Device::POD | Device::BARE);
         true
     }
 
-    /// Returns true if the way leads to a pod of this node.
+    /// Returns true if the route leads to a pod of this node.
     #[inline(always)]
     pub fn is_to_pod(&self) -> bool {
         self.device & Device::POD != 0
     }
 
-    /// Returns true if the way is one by which a bypass flow may be opened, `may_go_far` if to
-    /// another node as well.
+    /// Returns true if a bypass flow may be opened by this route. `may_go_far` allows routes to
+    /// other nodes.
     #[inline(always)]
     pub fn is_for_openers(&self, may_go_far: bool) -> bool {
         self.device & Device::BARE != 0
@@ -117,7 +117,7 @@ impl FibResult {
             }
     }
 
-    /// Returns the destination and the source of the frame, in words.
+    /// Returns the frame's destination and source MAC addresses, in words.
     #[inline(always)]
     fn macs(&self) -> [u32; 3] {
         // SAFETY: equal in size, and any bits are a number.
@@ -127,19 +127,20 @@ impl FibResult {
 
 /// The differences between IPv4 and IPv6 for a router.
 pub trait Forward: Net {
-    /// Offset in a frame of the number of hops that a packet may still go.
+    /// Offset of the TTL or hop limit in a frame.
     const HOPS_OFFSET: u32;
 
-    /// One hop less.
+    /// Decrements the TTL or hop limit.
     fn spend_hop(skb: Skb) -> Result<(), Reason>;
-    /// Gives a packet with the usual headers other addresses and ports, and one hop less.
+    /// Replaces the addresses and ports of a packet with the usual headers, and decrements its hop
+    /// limit.
     fn forward(
         skb: Skb,
         head: &Head<Self>,
         src: &SockAddr<Self>,
         dst: &SockAddr<Self>,
     ) -> Result<(), Reason>;
-    /// Returns true if a packet with the usual headers may go on to another host.
+    /// Returns true if a packet with the usual headers has a hop left for another host.
     fn may_go_on(skb: Skb, head: &Head<Self>) -> bool;
     fn any_key(key: &FlowKey<Self>) -> AnyKey;
 
@@ -153,8 +154,8 @@ pub trait Forward: Net {
     fn find_way(skb: Skb);
 }
 
-/// Finds the way of a packet that goes from `src` to `dst`, as [`FibResult::ask`] has prepared it.
-/// Its IP header is the usual one. False if it is a packet for the stack.
+/// Finds the route of a packet from `src` to `dst`, as prepared by [`FibResult::ask`]. The packet
+/// must have the usual IP header. Returns false if the packet takes the stack.
 #[inline(always)]
 pub fn find<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, dst: &A) -> bool {
     may_go_on::<A>(skb) && find_on(skb, proto, route, src, dst)
@@ -166,7 +167,7 @@ fn may_go_on<A: Forward>(skb: Skb) -> bool {
     skb.load::<u8>(A::HOPS_OFFSET).is_ok_and(|hops| hops > 1)
 }
 
-/// Does what [`find`] says for a packet that may go on.
+/// Does the same as [`find`] for a packet that has a hop left.
 #[inline(never)]
 pub fn find_on<A: Forward>(
     skb: Skb,
@@ -203,7 +204,7 @@ pub fn find_on<A: Forward>(
     if !is_resolved && !may_resolve {
         return false;
     }
-    // A device without our hooks would let a packet out untranslated, or a reply in untranslated.
+    // On a device without kpx's hooks, packets would leave and replies come in untranslated.
     let Some(device) = maps::device(fib.ifindex).filter(|device| !device.is_headerless()) else {
         return false;
     };
@@ -217,8 +218,8 @@ pub fn find_on<A: Forward>(
     true
 }
 
-/// The length, without link header, of the longest packet that this one will be on the wire. None
-/// if it cannot be told.
+/// Returns the length in bytes, without link header, of the longest packet that this one becomes on
+/// the wire. `None` if unknown.
 #[inline(always)]
 pub fn longest<A: Net>(skb: Skb, proto: Proto) -> Option<u16> {
     let len = match skb.gso_size() {
@@ -235,31 +236,32 @@ pub fn longest<A: Net>(skb: Skb, proto: Proto) -> Option<u16> {
     u16::try_from(len).ok()
 }
 
-/// Sends a packet, rewritten, on the way that was found for it.
+/// Sends a rewritten packet by its route.
 #[inline(always)]
 pub fn leave<A: Forward>(skb: Skb, route: &mut FibResult) -> Result<Action, Reason> {
     A::spend_hop(skb)?;
     send(skb, route)
 }
 
-/// Does the same with a packet that has spent its hop.
+/// Does the same with a packet after its hop limit is decremented.
 #[inline(never)]
 pub fn send(skb: Skb, route: &mut FibResult) -> Result<Action, Reason> {
     let ifindex = route.fib.ifindex;
     if route.to_peer {
-        // For a bridge, a capture, a virtual machine in the pod: its stack itself takes any.
+        // For a bridge, a packet capture or a virtual machine in the pod. The pod's own stack
+        // accepts any link address.
         skb.store(0, &[route.fib.dmac, route.fib.smac], 0)?;
         maps::count(Event::FastLocal);
         return Ok(skb.into_peer(ifindex));
     }
-    // The kernel adds the link header that is here to a sum that a device took over the whole
-    // packet, and writes another.
+    // The kernel adds the present link header to a device's sum over the whole packet, but then
+    // writes another.
     skb.add_to_sum(net::diff_words(&skb.load::<[u32; 3]>(0)?, &route.macs()));
     maps::count(Event::FastRemote);
     let neighbour = from_mut(&mut route.neighbour);
     let len = size_of::<bpf_redir_neigh>() as i32;
-    // SAFETY: the structure is ours, and its size is its own. (By name of the neighbour, a packet
-    // that has just come in and has no route needs none.)
+    // SAFETY: the structure is ours, and its size is its own. (An explicit neighbour is needed
+    // because a packet that has just come in has no route.)
     Ok(Action(
         unsafe { bpf_redirect_neigh(ifindex, neighbour, len, 0) } as i32,
     ))
@@ -270,19 +272,19 @@ pub fn is_built_in() -> bool {
     FAST_PATH.get() != 0
 }
 
-/// Returns the checksum of an IPv4 header whose hop limit has become one less (RFC 1624).
+/// Returns the checksum of an IPv4 header after its TTL is decremented (RFC 1624).
 #[inline(always)]
 fn behind_hop(check: [u8; 2]) -> [u8; 2] {
     let sum = u32::from(u16::from_be_bytes(check)) + 0x0100;
-    // One's complement has two zeros: this is a header's.
+    // One's complement has two zeros: a header's checksum is 0, never 0xffff.
     ((sum + u32::from(sum >= 0xffff)) as u16).to_be_bytes()
 }
 
 impl Forward for Addr4 {
     const HOPS_OFFSET: u32 = ETH_LEN + 8;
 
-    /// The header's checksum makes up for the hop (RFC 1624), and so a sum over the whole packet
-    /// stays.
+    /// The header's checksum compensates for the new TTL (RFC 1624), so a device's sum over the
+    /// whole packet stays.
     #[inline(always)]
     fn spend_hop(skb: Skb) -> Result<(), Reason> {
         let [hops, proto, check @ ..] = skb.load::<[u8; 4]>(Self::HOPS_OFFSET)?;
@@ -290,7 +292,7 @@ impl Forward for Addr4 {
         skb.store(Self::HOPS_OFFSET, &[hops - 1, proto, check[0], check[1]], 0)
     }
 
-    /// The rewritten header makes up for the hop as well.
+    /// The rewrite stores the new TTL as well.
     #[inline(always)]
     fn forward(
         skb: Skb,
@@ -338,8 +340,8 @@ impl Forward for Addr4 {
 impl Forward for Addr6 {
     const HOPS_OFFSET: u32 = ETH_LEN + 7;
 
-    /// A word of which the hops are the end: a checksum that the device took over the whole packet
-    /// counts in pairs.
+    /// Stores the four bytes that end with the hop limit: a device's sum over the whole packet
+    /// counts pairs of bytes, so a store must begin at an even offset.
     #[inline(always)]
     fn spend_hop(skb: Skb) -> Result<(), Reason> {
         const WORD: u32 = Addr6::HOPS_OFFSET - 3;

@@ -1,9 +1,10 @@
-//! Open flows past the stack where conntrack follows them. The agent tells conntrack first, for
-//! each flow, that it will miss packets (`Node::FAST_OPENED`).
+//! Open flows that bypass the stack although conntrack tracks them. The agent first makes each
+//! flow's conntrack entry liberal, because conntrack will miss packets (`Node::FAST_OPENED`).
 //!
-//! A flow is judged with the first packet of a second in each direction, and asks the agent in the
-//! same second if it has no answer. All other packets go by the judgement. Conntrack believes any
-//! end of such a flow, so an end under a false name must not get there.
+//! The first packet of a second in each direction decides for the flow, and sends the agent a
+//! request if the conntrack entry is not liberal yet. All other packets of the second follow that
+//! decision. A liberal conntrack entry accepts any FIN or RST, so spoofed FINs and RSTs must not
+//! reach conntrack.
 
 use proxy_common::addr::Proto;
 use proxy_common::device::{Device, Node};
@@ -16,20 +17,20 @@ use crate::net::{At, is_spoofed};
 use crate::packet::Packet;
 use crate::skb::Skb;
 
-/// After this many seconds of silence conntrack may have forgotten datagrams, and asks the policy
-/// about further ones.
+/// The idle time in seconds after which conntrack may have forgotten a UDP exchange, so that the
+/// next datagram has to pass the policy.
 const FORGOTTEN_SECS: u32 = 30;
 
-/// Returns true if a node's open flows may skip the stack beside conntrack. The agent says so for a
-/// moment only.
+/// Returns true if a node's open flows may bypass the stack with liberal conntrack entries. Callers
+/// also check the agent's lease.
 #[inline(always)]
 pub fn is_on(node: &Node) -> bool {
     node.has(Node::FAST_OPENED)
 }
 
-/// Returns true if flows like this may, at this moment: those to a pod of this node whose addresses
-/// no program of ours changes. `sender` is [`Device::POD`] if the packet comes from a pod; else the
-/// client is outside.
+/// Returns true if such a flow may bypass the stack now: neither masqueraded, nor the host's, nor a
+/// foreign NAT connection, and within the agent's lease. `sender` is [`Device::POD`] if the packet
+/// must come from a pod, or 0 for a client outside.
 #[inline(always)]
 fn may_skip<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>, sender: u32) -> bool {
     let is_plain_flow = !flow.is_snat() && !flow.has(Flow::<A>::HOST | Flow::<A>::FOREIGN_NAT);
@@ -49,8 +50,8 @@ fn may_skip<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>, sender: u32) -> 
         }
 }
 
-/// Returns true if flows of clients outside may: UDP alone. A stranger may end TCP in a client's
-/// name, and conntrack would believe it.
+/// Returns true if a flow of a client outside may bypass the stack: only UDP. A liberal conntrack
+/// entry of TCP would accept a FIN or RST that spoofs the client.
 #[inline(always)]
 fn may_skip_from_outside<A: Forward>(node: &Node, proto: Proto, flow: &Flow<A>) -> bool {
     proto == Proto::UDP
@@ -58,7 +59,8 @@ fn may_skip_from_outside<A: Forward>(node: &Node, proto: Proto, flow: &Flow<A>) 
         && is_unchanged(node, &flow.backend.addr)
 }
 
-/// Returns true if a packet to the backend may skip the stack. `flow` is as before the packet.
+/// Returns true if a packet to the backend may skip the stack. `flow` is the state before the
+/// packet.
 #[inline(never)]
 pub fn goes_to_backend<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     let now_secs = maps::about_now_secs();
@@ -95,8 +97,8 @@ pub fn goes_to_backend<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bo
     false
 }
 
-/// Returns true if a packet from the backend may skip the stack. `flow` is the reply's entry as
-/// before the packet.
+/// Returns true if a packet from the backend may skip the stack. `flow` is the reply entry before
+/// the packet.
 #[inline(never)]
 pub fn goes_to_client<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bool {
     if !flow.tx.has(Seen::MADE_LIBERAL) || !may_skip(skb, proto, flow, Device::POD) {
@@ -114,9 +116,9 @@ pub fn goes_to_client<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> boo
     maps::liberal_since(&A::any_key(&flow.opener_key(proto))).is_some()
 }
 
-/// Returns true if a packet that no flow begins with could end a connection in conntrack's eyes,
-/// and comes from where its sender is not. Conntrack joins fragments, so those count as well.
-/// `is_of_liberal`: it looks like one of a backend, in a flow with which conntrack may be liberal.
+/// Returns true if a packet without an entry at ingress is spoofed, and could end or restart a
+/// connection with a liberal conntrack entry. Fragments count as well, because conntrack
+/// reassembles them. `is_of_liberal` is set if the packet has the tuple of a reply in such a flow.
 #[inline(never)]
 pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>, is_of_liberal: bool) -> bool {
     let signals = packet.signals();
@@ -133,7 +135,7 @@ pub fn is_blind<A: Forward>(skb: Skb, packet: &Packet<A>, is_of_liberal: bool) -
         && is_spoofed(skb, At::Here, &packet.src.addr, &packet.dst.addr)
 }
 
-/// Returns true for the reply's entry of a flow with which conntrack may be liberal.
+/// Returns true for the reply entry of a flow with a possibly liberal conntrack entry.
 #[inline(always)]
 pub fn is_liberal<A: Forward>(flow: &Flow<A>) -> bool {
     flow.kind == Kind::UNDNAT && flow.tx.has(Seen::LIBERAL)

@@ -1,5 +1,5 @@
-//! Whole connections past the stack, from their first packet on. The agent switches this on while
-//! the stack does nothing to packets from one pod to another (`Node::FAST_OPEN`).
+//! The opening of bypass flows, which skip the stack from their first packet. The agent enables it
+//! while the stack does not change packets between pods (`Node::FAST_OPEN`).
 
 use proxy_common::addr::Proto;
 use proxy_common::device::{Device, Node, pod_net};
@@ -12,8 +12,8 @@ use crate::maps::{self, Memory, Scratch};
 use crate::opening::Way;
 use crate::skb::Skb;
 
-/// Finds the way of the flow that is about to be opened as `scratch.opening` says, and notes it
-/// there. Without a way the flow takes the stack.
+/// Finds the route of the flow that `scratch.opening` is about to open, and stores it there.
+/// Without a route the flow takes the stack.
 #[inline(always)]
 pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     let Some((
@@ -30,13 +30,12 @@ pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     };
     let Some(node) = maps::node() else { return };
     let source = &opening.source;
-    // A masqueraded flow is for the stack, and so is one of which it is known that it cannot keep
-    // its port.
+    // A masqueraded flow takes the stack, and so does a flow that cannot keep its client's port.
     let is_plain_flow = !source.port_taken && source.addr == packet.src.addr;
     let is_plain_packet =
         is_plain::<A>(skb) && !packet.is_fragment() && packet.proto != Proto::SCTP;
-    // Its sender has been judged: see `ingress::choose`. Of a client outside the stack may know
-    // more.
+    // `ingress::choose` has validated the source. Clients outside take the stack, which may have
+    // more rules for them.
     if !is_plain_flow || !is_plain_packet || !is_bare_by(opening.device, Device::POD) {
         return;
     }
@@ -59,15 +58,16 @@ pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
     if !route.is_to_pod() {
         opening.flags |= Flow::<A>::FAR;
     }
-    // The route leads to the backend through this device, so its packets come from there.
+    // The route to the backend leads through this device, so the backend's packets come in through
+    // it.
     opening.way = Way {
         original,
         reply: CachedRoute::new(route.ifindex(), 0, term),
     };
 }
 
-/// Returns true if only our programs meet the packets of a device; `kind` is [`Device::POD`] if it
-/// has to be a pod's.
+/// Returns true if only kpx's programs handle the packets of a device. `kind` is [`Device::POD`] if
+/// it has to be a pod's device, else 0.
 #[inline(always)]
 pub fn is_bare(ifindex: u32, kind: u32) -> bool {
     is_bare_by(maps::place_of(ifindex).0, kind)
@@ -86,17 +86,18 @@ pub fn is_between<A: Forward>(node: &Node, src: &A, dst: &A) -> bool {
     is_unchanged(node, src) && is_unchanged(node, dst)
 }
 
-/// Returns true if a pod of this node with this address may have flows past the stack.
+/// Returns true if bypass flows with this address are allowed: in all networks, or with
+/// `FAST_OPEN_PODS` in networks that are `UNCHANGED`.
 #[inline(always)]
 pub fn is_unchanged<A: Forward>(node: &Node, addr: &A) -> bool {
     !node.has(Node::FAST_OPEN_PODS) || maps::pod_net(*addr) & pod_net::UNCHANGED != 0
 }
 
-/// Plans for the first packet of the flow that has just been opened.
+/// Plans the first packet of the flow that has just been opened.
 #[inline(always)]
 pub fn first<A: Forward>(scratch: &mut Scratch<A>) -> Plan {
     let Scratch { flow, opening, .. } = &*scratch;
-    // Another CPU may have opened it meanwhile, with another backend.
+    // Another CPU may have opened the flow first, with another backend.
     if !flow.rx.has(Seen::BYPASS) || flow.backend != opening.backend {
         return Plan::Stack;
     }

@@ -1,18 +1,18 @@
-//! What becomes of a packet that skips the stack. One function decides it, another does it, so that
-//! neither needs much stack.
+//! The plan for a packet that bypasses the stack. One function makes it and another carries it out,
+//! so that neither needs much stack.
 
 use proxy_common::addr::{Addr, SockAddr};
 
-/// The addresses and ports that [`Net::rewrite_packet`](crate::net::Net::rewrite_packet) gives to a
-/// packet. In map memory, as a
+/// The new addresses and ports of a packet, for
+/// [`Net::rewrite_packet`](crate::net::Net::rewrite_packet). In map memory, as a
 /// [`Packet`](crate::packet::Packet) is.
 #[derive(Clone, Copy)]
 pub struct Becomes<A: Addr> {
     pub src: SockAddr<A>,
     pub dst: SockAddr<A>,
-    /// The client is behind an uplink, unless this is 0.
+    /// Not 0 if the client is behind an uplink.
     pub is_far: u32,
-    /// The number of the [`Plan`]. On the short way, not 0 if the packet has news.
+    /// The number of the [`Plan`]. On the short path: not 0 if the packet changes flow state.
     pub plan: u32,
 }
 
@@ -25,24 +25,24 @@ impl<A: Addr> Becomes<A> {
     }
 }
 
-/// The way of a packet whose route is in `scratch.route`, in one register.
+/// The path of a packet with the route in `scratch.route`, in one register.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Plan {
-    /// Through the stack, as it came.
+    /// Through the stack, unchanged.
     Stack,
-    /// Nowhere: see [`Delivery::SPOOFED`](super::Delivery).
+    /// Dropped: see [`Delivery::SPOOFED`](super::Delivery).
     Spoofed,
     /// To the backend, past all hooks.
     ToPod,
-    /// To the backend, past the stack to the egress hook of another device, ...
+    /// To the backend, past the stack to the egress hook of another device.
     ToDevice,
-    /// ... which changes its source as well.
+    /// The same, where the egress hook changes the source as well.
     ToDeviceAsNode,
     /// To the client, past all hooks.
     BackToPod,
-    /// To the client, as it came, past the stack to the egress hook of another device.
+    /// To the client, unchanged, past the stack to the egress hook of another device.
     BackToDevice,
-    /// The same of a packet to an address of the node's in the client's place.
+    /// The same for a packet to the node's address, which the client's address replaces.
     BackFromNode,
 }
