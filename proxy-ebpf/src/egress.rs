@@ -1,4 +1,4 @@
-//! The egress of devices: sources are rewritten. No service is looked up here.
+//! The egress of devices, where kpx rewrites sources. Egress hooks look up flows, but not Services.
 
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{EntryKind, Hook};
@@ -23,7 +23,7 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Act
         return Err(Reason::NotOurs);
     }
     let is_known = flow::follow::<A>(skb, Hook::EGRESS, mark, memory.lend())?;
-    // A packet that a hook has rewritten is no other program's.
+    // A rewritten packet does not belong to another program's connection.
     if !is_known && (noted.is_translated() || !foreign_nat::meet::<A>(memory.lend())?) {
         return Err(Reason::NotOurs);
     }

@@ -1,4 +1,4 @@
-//! IPv6 extension headers (RFC 8200 §4): the way from the IPv6 header to the transport.
+//! IPv6 extension headers (RFC 8200 §4): the walk from the IPv6 header to the transport.
 
 use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
@@ -19,11 +19,10 @@ const DESTINATION: u8 = 60;
 #[repr(C)]
 struct Extension {
     next: u8,
-    /// In units of 8 bytes, without the first of them.
+    /// In units of 8 bytes, without the first 8 bytes.
     len: u8,
-    /// In a fragment header: the fragment's place in the packet, in units of 8 bytes, and a bit if
-    /// more follow.
-    /// In a routing header: its type, and the number of routers still to be visited.
+    /// In a fragment header: the fragment's offset in units of 8 bytes, and the bit for more
+    /// fragments. In a routing header: its type, and the number of segments left.
     offset_more: [u8; 2],
 }
 
@@ -83,11 +82,10 @@ impl ExtHeaders {
     }
 }
 
-/// Follows the extension headers that start at `at` with one of the kind `next`.
+/// Follows the extension headers from offset `at`, where a header of type `next` starts.
 ///
-/// It follows none past what is encrypted, nor past what authenticates the addresses. It follows
-/// none to a transport that is meant for the next router of a list, nor to a fragment of a
-/// fragment.
+/// The walk ends with an error at encryption, at authentication (which covers the addresses), at a
+/// routing header with segments left, and at a second fragment header.
 #[inline(always)]
 pub fn walk(skb: Skb, next: u8, at: u32) -> ExtHeaders {
     let start = Walker {
@@ -103,7 +101,7 @@ pub fn walk(skb: Skb, next: u8, at: u32) -> ExtHeaders {
     }
 }
 
-/// How far it has come: before a header of the kind `next`.
+/// The position of the walk, at a header of type `next`.
 #[derive(Clone, Copy)]
 struct Walker {
     next: u8,
@@ -114,8 +112,8 @@ struct Walker {
 }
 
 impl Walker {
-    /// Goes past as many headers as are followed, step by step and without a loop. The compiler may
-    /// lay a loop out so that it comes back to its start without a jump, which old kernels refuse.
+    /// Follows at most six headers, without a loop: the compiler may lay a loop out so that control
+    /// falls through to its start without a jump, which old kernels reject.
     #[inline(always)]
     fn follow(self, skb: Skb) -> Result<Self, ExtHeaders> {
         // No sender needs more than four.
@@ -127,7 +125,7 @@ impl Walker {
             .step(skb)
     }
 
-    /// Past one header; or the end of the way.
+    /// Skips one header, or ends the walk.
     #[inline(always)]
     fn step(self, skb: Skb) -> Result<Self, ExtHeaders> {
         let Self {
@@ -160,7 +158,7 @@ impl Walker {
         })
     }
 
-    /// An error if there is nothing more to follow.
+    /// Returns an error at the end of the walk.
     #[inline(always)]
     fn arrived(self) -> Result<Self, ExtHeaders> {
         match self.next {

@@ -16,17 +16,18 @@ use crate::setting::timeouts;
 use crate::skb::{PacketMark, Skb};
 use crate::{decide, select};
 
-/// Finds the flow that `packet` belongs to at `hook`, and brings it up to date with the packet. One
-/// that is known to be on its way forward to a backend is no reply, even if it looks like one.
+/// Finds the flow of the scratch's packet at `hook`, and updates the flow with the packet. Returns
+/// false if the packet has no flow. A packet that is marked as on the way to a backend is not a
+/// reply, even if it has the tuple of one.
 ///
-/// Between the hooks of a masqueraded flow the client has a port of ours. On the client's machine
-/// that port may be another conversation's. So at the second hook only two kinds of packets belong
-/// to such a flow. The first hook has marked the packet, or the host answers in a backend's name
-/// (netfilter's REJECT). Where the mark is lost to another program, the addresses and ports alone
-/// decide.
+/// Between the hooks of a masqueraded flow, packets have the client's address with a port that kpx
+/// has assigned. The client may use the same port for another connection. So at the second hook, a
+/// packet belongs to the flow only if the first hook has marked it, or if the host answers for a
+/// backend (netfilter's REJECT). Where another program has overwritten the mark, the addresses and
+/// ports alone decide.
 ///
-/// A packet in another's name changes nothing: [`Reason::Spoofed`]. One of a flow that the agent has
-/// ended changes nothing either: [`Reason::BackendLost`].
+/// Spoofed packets ([`Reason::Spoofed`]) and packets of a flow that the agent has ended
+/// ([`Reason::BackendLost`]) never change flow state.
 #[inline(always)]
 pub fn follow<A: Net>(
     skb: Skb,
@@ -38,7 +39,7 @@ pub fn follow<A: Net>(
     Ok(is_known != 0)
 }
 
-/// Does what [`follow`] says, with the packet and the flow of the scratch.
+/// Implements [`follow`], behind a global function.
 #[inline(always)]
 pub fn learn<A: Net>(
     skb: Skb,
@@ -57,8 +58,8 @@ pub fn learn<A: Net>(
     let is_change = match kind {
         EntryKind::Dnat => {
             let proves = proves(packet, flow);
-            // The number shows that the sender got the backend's answer, and that says more than
-            // the route back does.
+            // The acknowledgement number proves that the sender has received the backend's answer,
+            // which is stronger evidence than the route back.
             let is_shown = proves && packet.proto == Proto::TCP && flow.has(Flow::<A>::NUMBERED);
             let tx = if is_shown {
                 flow.tx.with(Seen::ASSURED)
@@ -76,7 +77,7 @@ pub fn learn<A: Net>(
             .is_change
         }
         EntryKind::Undnat if advances(packet, flow) => true,
-        // A datagram that assures a stream is not judged for that alone.
+        // A datagram that only turns its flow into an assured stream needs no source validation.
         EntryKind::Snat | EntryKind::Unsnat | EntryKind::Undnat => {
             step(
                 Sender::Backend {
@@ -88,9 +89,9 @@ pub fn learn<A: Net>(
             .is_change
         }
     };
-    // The kernel's check of sources (`rp_filter`) suffices for a packet that changes only counts. A
-    // packet that is put into the host past that check is judged, too: the routes are asked about
-    // it once in a term.
+    // The kernel's source validation (`rp_filter`) suffices for a packet that changes only
+    // counters. A reply that the hook injects into the host skips `rp_filter`, so the hook
+    // validates it as well, with one look-up of the routes per term.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
     let needs_validation = is_given_back || is_change || flow.last_secs != maps::about_now_secs();
     if needs_validation && is_in_anothers_name(skb, packet, hook, mark, kind) {
@@ -107,16 +108,17 @@ pub fn learn<A: Net>(
         }
         return Ok(false);
     }
-    // Short ways do not ask: the agent has made the entry older, and no packet makes it younger.
+    // The short paths need no such check: the agent has aged the entry, and client packets do not
+    // refresh it, so the short paths leave all of them to this function.
     if flow.is_lost() && !packet.opens() {
         return Err(Reason::BackendLost);
     }
     heed(&entry, packet, mark, flow, kind, decision)
 }
 
-/// Returns true if a packet from the backend looks like one of the flow, and belongs to another
-/// connection between the same ports. `flow` is the opener's copy then if the flow has ended, and
-/// has to make way.
+/// Returns true if a packet from the backend has the flow's tuple, but belongs to another
+/// connection between the same ports. If the flow has ended and must be closed, `flow` is then a
+/// copy of the original entry (`Kind::DNAT`).
 #[inline(never)]
 pub fn is_of_another_connection<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) -> bool {
     let proto = packet.proto;
@@ -130,19 +132,21 @@ pub fn is_of_another_connection<A: Net>(packet: &Packet<A>, flow: &mut Flow<A>) 
     let Some(opener) = maps::live_flow(&opener_key) else {
         return false;
     };
-    // The agent may have written the reply's entry as it was before the answer.
+    // The agent may have restored the reply entry from before the answer, so the original entry
+    // decides.
     if is_unexpected && opener.read(|flow| !flow.rx.has(Seen::PACKET)) {
         return true;
     }
     let is_outlived = opener.read(|flow| flow.is_outlived_by(signals, proto, now_secs, timeouts()));
     if is_outlived && maps::flow(&opener_key, flow).is_none() {
-        // Another CPU has closed it meanwhile.
+        // Another CPU has closed the flow.
         flow.kind = Kind::UNDNAT;
     }
     is_outlived
 }
 
-/// Notes that another connection has the client's port, for the client's next SYN.
+/// Records that another connection uses the client's port: the client's next SYN gets another
+/// source port.
 #[inline(never)]
 fn note_clash<A: Net>(flow: &Flow<A>, proto: Proto) {
     if let Some(opener) = maps::opener(flow, proto) {
@@ -150,7 +154,8 @@ fn note_clash<A: Net>(flow: &Flow<A>, proto: Proto) {
     }
 }
 
-/// Returns true if the mark shows that a packet, which looks like one from the backend, is none.
+/// Returns true if the mark shows that a packet with the tuple of a reply does not come from the
+/// backend.
 #[inline(always)]
 fn is_marked_otherwise<A: Net>(packet: &Packet<A>, mark: PacketMark, flow: &Flow<A>) -> bool {
     mark.is_forward() || flow.is_snat_on_devices() && mark.is_unmarked_ingress(packet.is_fragment())
@@ -165,8 +170,7 @@ fn is_answered_by_another<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
         .is_some_and(|seq| flow.is_answered_by_another(packet.proto, packet.signals(), seq))
 }
 
-/// Returns true if the packet came in through a device at which its sender cannot be. See
-/// [`net::is_spoofed`](crate::net::is_spoofed).
+/// Returns true if the packet's source is spoofed: see [`net::is_spoofed`](crate::net::is_spoofed).
 #[inline(always)]
 fn is_in_anothers_name<A: Net>(
     skb: Skb,
@@ -176,7 +180,7 @@ fn is_in_anothers_name<A: Net>(
     kind: EntryKind,
 ) -> bool {
     let came_in_by = match (hook.known(), kind) {
-        // The host's own packets have not come in.
+        // Only the host's own packets belong here, and they have no ingress device.
         (Some(AtHook::Anchor), _) => return skb.came_in(),
         (Some(AtHook::Ingress), EntryKind::Dnat | EntryKind::Undnat) => At::Here,
         (Some(AtHook::Egress), EntryKind::Undnat)
@@ -184,7 +188,7 @@ fn is_in_anothers_name<A: Net>(
         {
             At::Before
         }
-        // The state of a reply to the node changes where it leaves.
+        // A reply to the node changes flow state at its egress hook.
         (Some(AtHook::Ingress), EntryKind::Snat | EntryKind::Unsnat)
         | (Some(AtHook::Egress), _)
         | (None, _) => {
@@ -194,7 +198,8 @@ fn is_in_anothers_name<A: Net>(
     is_spoofed(skb, came_in_by, &packet.src.addr, &packet.dst.addr)
 }
 
-/// Brings a flow up to date with a packet that looks like one of it.
+/// Updates a flow with a packet that has its tuple. Returns false if the packet belongs to another
+/// connection, or has to open a new flow.
 #[inline(always)]
 fn heed<A: Net>(
     entry: &Entry<A>,
@@ -228,8 +233,8 @@ fn heed<A: Net>(
                 return Ok(false);
             }
             let end = original(entry, flow, packet, now_secs);
-            // The backend would ignore it. Conntrack forgets a silent connection ten seconds after
-            // a RST in its window.
+            // The backend would ignore this RST. Conntrack would accept it within its window, and
+            // forget an idle connection ten seconds later.
             if end == End::Ignored && packet.resets() && flow.is_far() {
                 return Err(Reason::Spoofed);
             }
@@ -237,14 +242,14 @@ fn heed<A: Net>(
         EntryKind::Undnat if is_marked_otherwise(packet, mark, flow) => return Ok(false),
         EntryKind::Snat if !mark.source_changes() && !mark.is_lost() => return Ok(false),
         EntryKind::Undnat => reply(entry, flow, packet),
-        // Both directions pass one of the above as well.
+        // Packets of both directions also pass a `Dnat` or `Undnat` entry, which holds the state.
         EntryKind::Snat | EntryKind::Unsnat => {}
     }
     Ok(true)
 }
 
-/// Returns true if the flow's backend has ceased to serve its frontend. It is asked once for each
-/// time that an endpoint or a frontend is removed.
+/// Returns true if the flow's backend no longer serves its frontend. Checked once after each
+/// removal of an endpoint or a frontend.
 #[inline(always)]
 fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory) -> bool {
     let generation = maps::generation();
@@ -258,10 +263,10 @@ fn has_moved<A: Net>(entry: &Entry<A>, flow: &Flow<A>, decision: DecisionMemory)
     !serves
 }
 
-/// Returns true if a packet of the client shows that it has got an answer of the backend, should
-/// there be one.
+/// Returns true if a client's packet proves that the client has received the backend's answer, if
+/// there is an answer.
 ///
-/// The sender of packets in another's name does not see the number that it had to acknowledge.
+/// A sender of spoofed packets does not see the number that it would have to acknowledge.
 #[inline(never)]
 fn proves<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
     if packet.proto == Proto::TCP && flow.has(Flow::<A>::NUMBERED) && !flow.is_assured() {
@@ -272,8 +277,8 @@ fn proves<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
     packet.proto == Proto::UDP || packet.proto == Proto::TCP && !flow.has(Flow::<A>::NUMBERED)
 }
 
-/// Returns true if a packet of the backend acknowledges other data than its last ones: such a
-/// packet has to come from the backend.
+/// Returns true if a backend's packet acknowledges other data than the backend's previous packets.
+/// The source of such a packet must be validated.
 #[inline(never)]
 fn advances<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
     !flow.rx.has(Seen::ADVANCED)
@@ -282,17 +287,17 @@ fn advances<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
             .is_some_and(|acked| acked != Acked(flow.generation))
 }
 
-/// The judgement of a FIN or RST, in a register.
+/// The plausibility of a FIN or RST, in a register.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum End {
-    /// Its sender may send it: see [`Acked`].
+    /// The sequence number is plausible: see [`Acked`].
     Likely,
-    /// A FIN behind data that the other side has not acknowledged. That side accepts it if it has
-    /// got the data.
+    /// A FIN beyond data that the other side has not acknowledged. The other side accepts it if it
+    /// has received the data.
     Early,
-    /// The other side ignores it as well, unless the packet is a RST behind data that it is about
-    /// to get.
+    /// The sequence number is not plausible. The other side ignores the packet as well, unless it
+    /// is a RST beyond data in flight.
     Ignored,
 }
 
@@ -311,12 +316,12 @@ fn judge_end<A: Net>(packet: &Packet<A>, acked: u32, ahead: Ahead) -> End {
     End::Ignored
 }
 
-/// Applies the step of a packet towards the backend, unless it would end the flow and is not likely
-/// to. Returns the judgement of that.
+/// Applies the step of a packet towards the backend, unless the packet is an implausible FIN or
+/// RST. Returns the plausibility.
 #[inline(always)]
 fn original<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_secs: u32) -> End {
     entry.count(packet.segments, packet.len);
-    // A stranger can make the backend speak. Only the client can make it acknowledge more.
+    // Anyone can make the backend send packets. Only the client can make it acknowledge more data.
     let advances =
         |flow: &Flow<A>| flow.rx.has(Seen::ADVANCED) && is_recent(flow.idle_secs(now_secs));
     if packet.signals().ends(flow.tx)
@@ -385,13 +390,13 @@ fn original<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_se
             undnat.set_rx(undnat.read(|flow| flow.rx).without(Seen::RST));
         }
     }
-    // The backend has its time to answer from the first SYN on.
+    // The backend's time to answer starts at the first SYN: later SYNs do not extend it.
     let waits = flow.tx.has(Seen::REDIALLED) && packet.opens();
     if flow.last_secs != now_secs && !waits {
         entry.set_last_secs(now_secs);
     }
-    // A backend that does not accept this RST, or knows the connection that this SYN ignores, shall
-    // tell the opener so at once, by its next packet.
+    // Forces the backend's next packet to update the original entry. That packet shows whether the
+    // backend has ignored this RST, or still has the connection that this SYN ignores.
     if (packet.resets() || dials)
         && let Some(undnat) = maps::undnat(flow, packet.proto)
     {
@@ -400,16 +405,16 @@ fn original<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>, now_se
     End::Likely
 }
 
-/// The client has dialled on the flow, and the backend has not answered.
+/// The client has sent a SYN on the flow, and the backend has not answered it.
 const DIALLED: Seen = Seen::DIALLED.with(Seen::REDIALLED);
 
-/// Applies the step of a packet from the backend. The opener's entry is told once a second, and
-/// when the state changes. It is told of every RST, because it may have heard from the client since
-/// the last one.
+/// Applies the step of a packet from the backend. Updates the original entry once a second, with
+/// each change of state, and with every RST, because a client's packet may have revoked the
+/// previous RST.
 #[inline(always)]
 pub fn reply<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     entry.count(packet.segments, packet.len);
-    // Read again, so that the verifier follows what comes next once, whatever was found.
+    // Read again, so that the verifier checks the code below once, for any value.
     if !maps::again(&flow.rx).has(Seen::PACKET) && maps::again(&packet.proto) == Proto::TCP {
         maps::note_answer(flow, packet.signals_again());
     }
@@ -454,8 +459,8 @@ pub fn reply<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     };
     let mut tx = opener.read(|flow| flow.tx);
     let before = opener.read(|flow| Seen::goes_on(flow.tx, flow.rx));
-    // A backend without memory of its last answer (SYN cookies), or of the connection, begins
-    // another one. Once the client has shown itself, only its own SYN makes that possible.
+    // A backend without state of its last answer (SYN cookies), or of the connection, begins a new
+    // connection. On an assured flow, only a SYN of the client can cause that.
     if answers
         && flow.has(Flow::<A>::NUMBERED)
         && (!tx.has(Seen::ASSURED) || tx.has(DIALLED))
@@ -465,7 +470,7 @@ pub fn reply<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
             .with(Seen::ADVANCED)
             .with(rx.only(Seen::DIRECT.with(Seen::BYPASS)));
         entry.set_rx(rx);
-        // Conntrack begins another one as well, and forgets what it tolerated.
+        // Conntrack begins a new connection as well, and is no longer liberal.
         entry.set_tx(flow.tx.without(Seen::LIBERAL));
         opener.set_proof(Proof::of(seq));
         tx = Seen::PACKET.with(tx.only(Seen::DIRECT));
@@ -476,7 +481,8 @@ pub fn reply<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     } else {
         DIALLED
     };
-    // An SCTP client shows itself here. Its affinity stays among those of new clients.
+    // An SCTP flow becomes assured here. The client's affinity stays in the table of unproven
+    // clients.
     if !settle(
         flow,
         packet.proto,
@@ -490,7 +496,7 @@ pub fn reply<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
     note_end(flow, was_over, Seen::is_over(tx, rx), packet.proto);
     opener.set_rx(rx);
     opener.set_last_secs(now_secs);
-    // The client's packets write these bits on other CPUs.
+    // Read again, because the client's packets write these bits on other CPUs.
     let tx = opener.read(|flow| flow.tx);
     if tx.has(revoked) {
         opener.set_tx(tx.without(revoked));
@@ -500,7 +506,7 @@ pub fn reply<A: Net>(entry: &Entry<A>, flow: &Flow<A>, packet: &Packet<A>) {
 /// Returns true if a FIN or RST of the backend has another number than the client expects.
 #[inline(always)]
 fn is_unlikely_end<A: Net>(opener: &Entry<A>, packet: &Packet<A>, now_secs: u32) -> bool {
-    // A backend that does not know the flow resets with the number 0.
+    // A backend without the connection sends a RST with the number 0.
     if opener.read(|flow| !flow.is_assured() || flow.tx.has(DIALLED)) {
         return false;
     }
@@ -512,7 +518,7 @@ fn is_unlikely_end<A: Net>(opener: &Entry<A>, packet: &Packet<A>, now_secs: u32)
     ) != End::Likely
 }
 
-/// Returns the bytes that may be on their way before a packet that ends a flow.
+/// Returns the bytes that may be in flight before a packet that ends a flow.
 #[inline(always)]
 fn ahead<A: Net>(packet: &Packet<A>, is_lively: bool, is_client: bool) -> Ahead {
     if is_lively {
@@ -522,9 +528,9 @@ fn ahead<A: Net>(packet: &Packet<A>, is_lively: bool, is_client: bool) -> Ahead 
     }
 }
 
-/// Counts a flow for its client's and its namespace's share when it gets beyond half-open, and no
-/// longer when it ends. `before` and `after` are what [`Seen::goes_on`] says. Returns false if
-/// either holds its share of the table: the flow stays half-open then.
+/// Adds a flow to its client's and its namespace's share of the table when it is no longer
+/// half-open, and removes it when it ends. `before` and `after` are results of [`Seen::goes_on`].
+/// Returns false if either share is used up: the flow then stays half-open.
 #[inline(always)]
 fn settle<A: Net>(flow: &Flow<A>, proto: Proto, before: u32, after: u32) -> bool {
     let change = flow
@@ -533,7 +539,8 @@ fn settle<A: Net>(flow: &Flow<A>, proto: Proto, before: u32, after: u32) -> bool
     change == 0 || A::share(&flow.holder(), &flow.service, Register(change))
 }
 
-/// A flow that is counted counts until it has ended.
+/// Removes an ended flow from its backend's count of connections. `before` and `after` are results
+/// of [`Seen::is_over`].
 #[inline(always)]
 fn note_end<A: Net>(flow: &Flow<A>, before: u32, after: u32, proto: Proto) {
     let ends = after & !before;
@@ -542,14 +549,14 @@ fn note_end<A: Net>(flow: &Flow<A>, before: u32, after: u32, proto: Proto) {
     }
 }
 
-/// Closes the flow that has this opener's key, if another program has not.
+/// Closes the flow with this key of its original entry, unless another program has closed it.
 #[inline(always)]
 pub fn close<A: Net>(opener: &FlowKey<A>) {
     A::close(opener);
 }
 
-/// Removes all entries of a flow, the opener's last: the program that removes that one counts the
-/// flow.
+/// Removes all entries of a flow, the original entry last: the program that removes the original
+/// entry counts the flow.
 #[inline(always)]
 pub fn remove_entries<A: Net>(Closing { opener, flow }: &mut Closing<A>) {
     let proto = opener.proto();
@@ -557,8 +564,8 @@ pub fn remove_entries<A: Net>(Closing { opener, flow }: &mut Closing<A>) {
         return;
     }
     note_end(flow, Seen::is_over(flow.tx, flow.rx), 1, proto);
-    // Two programs that close one flow give its share back twice, until the next sweep counts
-    // again.
+    // Two programs that close the same flow return its share twice. The agent's next sweep corrects
+    // the count.
     A::share(
         &flow.holder(),
         &flow.service,
@@ -576,7 +583,7 @@ pub fn remove_entries<A: Net>(Closing { opener, flow }: &mut Closing<A>) {
     }
 }
 
-/// Returns false if it was gone.
+/// Removes an entry. Returns false if it was already gone.
 #[inline(always)]
 pub fn remove<A: Net>(flow: &Flow<A>, kind: Kind, proto: Proto) -> bool {
     maps::remove_flow(&flow.key_as(kind, proto))

@@ -1,4 +1,5 @@
-//! Fragments: only the first one of a packet has ports, the later ones take them from it.
+//! Fragments: only a packet's first fragment has ports, which the hooks store for the later
+//! fragments.
 
 use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
@@ -9,8 +10,8 @@ use crate::net::{At, Net, is_spoofed};
 use crate::skb::Skb;
 use crate::{lookup, maps, packet, redirect};
 
-/// Keeps the ports of a first fragment for the later ones. Before it is rewritten: the key is what
-/// they have in common at this hook.
+/// Stores the ports of a first fragment for the later fragments. Called before the rewrite, because
+/// the key consists of the fields that all fragments share at this hook.
 #[inline(always)]
 pub fn remember<A: Net>(skb: Skb, is_far: bool) {
     // Without a key, the later fragments are left alone.
@@ -24,17 +25,17 @@ pub fn remember<A: Net>(skb: Skb, is_far: bool) {
     });
 }
 
-/// Forgets the ports of an earlier packet with the key of this first fragment: IPv4 has 65,536
-/// identifications for all packets between two addresses, and unless this packet is rewritten too,
-/// the later fragments belong to no flow.
+/// Removes the ports of an earlier packet with the key of this first fragment. IPv4 has only 65,536
+/// identifications for all packets between two addresses, and if the hook does not rewrite this
+/// packet, it must not rewrite the later fragments either.
 #[inline(always)]
 pub fn forget<A: Net>(skb: Skb) {
     // Without a key, nothing was remembered by it.
     let _known = with_key::<A, _>(skb, |key| maps::forget_fragment(key));
 }
 
-/// Gives a later fragment the ports of its first one. False if that was not seen, or belonged to no
-/// flow.
+/// Gives a later fragment the ports of its first fragment. Returns false if no hook has seen the
+/// first fragment, or if it had no flow.
 #[inline(always)]
 pub fn recall<A: Net>(skb: Skb) -> bool {
     let Ok(Some(ports)) = with_key::<A, _>(skb, |key| maps::fragment_ports(key)) else {
@@ -46,8 +47,8 @@ pub fn recall<A: Net>(skb: Skb) -> bool {
     true
 }
 
-/// Returns true if a first fragment, which is too short for its transport header, is for a Service
-/// of this node, or comes under a false name.
+/// Returns true if a first fragment that is too short for its transport header is for a Service of
+/// this node, or is spoofed.
 #[inline(always)]
 pub fn is_stub_for_service<A: Net>(skb: Skb) -> bool {
     if maps::node().is_none_or(|node| node.has(Node::HOST | Node::DRAINING)) {
@@ -67,8 +68,8 @@ pub fn is_stub_for_service<A: Net>(skb: Skb) -> bool {
         || found.proto == Proto::TCP && redirect::is_on() && is_in_anothers_name::<A>(skb)
 }
 
-/// Returns true if a fragment comes from where its sender is not. The stack may join it to an end
-/// of a connection, and conntrack believes the end where it has been told to tolerate much.
+/// Returns true if a fragment is spoofed. The stack may reassemble it into a FIN or RST, which a
+/// liberal conntrack entry accepts.
 #[inline(always)]
 fn is_in_anothers_name<A: Net>(skb: Skb) -> bool {
     let at = skb.found().link().len();
@@ -81,7 +82,8 @@ fn is_in_anothers_name<A: Net>(skb: Skb) -> bool {
     is_spoofed(skb, At::Here, &src, &dst)
 }
 
-/// With the addresses read to their place, and what is before them in the packet overwritten.
+/// Builds the key in place: loads the addresses together with the bytes before them, and overwrites
+/// those bytes with the other fields.
 #[inline(always)]
 fn with_key<A: Net, T>(skb: Skb, borrow: impl FnOnce(&FragmentKey<A>) -> T) -> Result<T, Reason> {
     let at = skb.found().link().len();
@@ -95,7 +97,8 @@ fn with_key<A: Net, T>(skb: Skb, borrow: impl FnOnce(&FragmentKey<A>) -> T) -> R
     )
 }
 
-/// Which part of a packet a fragment is, as bits of [`Found::marks`](crate::packet::Found).
+/// The part of a packet that a fragment contains, as bits of
+/// [`Found::marks`](crate::packet::Found).
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct FragmentPart(pub u8);
@@ -105,8 +108,8 @@ impl FragmentPart {
     pub const FIRST: Self = Self(packet::FIRST);
     pub const LATER: Self = Self(packet::LATER);
 
-    /// From the fields of a header: a fragment that starts its packet and ends it is a whole one
-    /// (RFC 6946).
+    /// Takes the offset and the bit for more fragments. A fragment that is both first and last is a
+    /// whole packet (RFC 6946).
     #[inline(always)]
     pub fn of(offset: u16, more: u16) -> Self {
         if offset != 0 {

@@ -1,8 +1,8 @@
 //! Flows of the host's own sockets.
 //!
-//! The one case in which an egress hook rewrites destinations, because a local socket has no
-//! ingress hook. The packet is then routed again, as if it had arrived, and sent on its way without
-//! coming back to the host's stack.
+//! The only egress hooks that rewrite destinations are here, because a local socket has no ingress
+//! hook. The hook routes the packet again, as if it had arrived, and sends it without returning it
+//! to the host's stack.
 
 use aya_ebpf::bindings::BPF_F_INGRESS;
 use proxy_common::counter::{Event, Reason};
@@ -23,7 +23,8 @@ use crate::{Action, decide, flow, maps, monitor};
 /// The interface index of lo, in every network namespace.
 pub const LO: u32 = 1;
 
-/// Sends a packet of the host's to the backend of its flow, which it may open, with these flags.
+/// Sends a packet of the host to the backend of its flow. Opens the flow if there is none, with
+/// these flags of [`Flow`].
 #[inline(always)]
 pub fn send<A: Forward>(skb: Skb, flags: u8, mut memory: Memory) -> Result<Action, Reason> {
     let node = maps::node().ok_or(Reason::NoRoute)?;
@@ -42,15 +43,15 @@ pub fn send<A: Forward>(skb: Skb, flags: u8, mut memory: Memory) -> Result<Actio
         becomes,
         ..
     } = scratch;
-    // Where the kernel chooses the next hop once more, it does so by the source that the packet has
-    // then.
+    // Where the kernel chooses the next hop again, it chooses by the rewritten source.
     let is_by_source = A::CHOOSES_AGAIN || flow.client.addr.is_loopback();
     let from = if is_by_source {
         &flow.source.addr
     } else {
         &packet.src.addr
     };
-    // A route that is gone may come back, and a connection outlives that.
+    // A lost route may return, and connections survive that, so the packet is dropped, not
+    // rejected.
     let next_hop = match kept {
         0 => way(skb, from, node, &flow.backend.addr).map_err(|_| Reason::RouteLost)?,
         ifindex => NextHop::Device(ifindex),
@@ -58,7 +59,7 @@ pub fn send<A: Forward>(skb: Skb, flags: u8, mut memory: Memory) -> Result<Actio
     becomes.set(flow.source, flow.backend, false);
     A::rewrite_packet(skb, memory.lend())?;
     maps::count(Event::Forwarded);
-    // This hook has replaced the source, as egress hooks do.
+    // This hook has replaced the source as well, so no egress hook has to.
     skb.set_packet_mark(PacketMark::DONE);
     let (Scratch { flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     match next_hop {
@@ -72,11 +73,11 @@ pub fn send<A: Forward>(skb: Skb, flags: u8, mut memory: Memory) -> Result<Actio
     }
 }
 
-/// Finds the link to the pod that serves the flow, and keeps it for the flow's packets of this
-/// second: see [`anchor::quick`](crate::anchor::quick). Returns its device, or 0 if there is none
-/// to keep.
+/// Finds the link to the flow's pod, and caches it for the flow's packets of this second: see
+/// [`anchor::quick`](crate::anchor::quick). Returns the interface index of the pod's device, or 0
+/// if there is nothing to cache.
 ///
-/// This packet goes by the kernel's neighbour all the same, which so stays known.
+/// This packet still goes by the kernel's neighbour, which keeps that entry fresh.
 #[inline(never)]
 fn link<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, node: &Node) -> u32 {
     let Scratch {
@@ -85,7 +86,7 @@ fn link<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, node: &Node) -> u32 {
         route,
         ..
     } = scratch;
-    // Before the routes are asked: what they say counts for the epoch that began before.
+    // Read before the routes: a result from before a change must not count for the epoch after it.
     let term = Term::new(maps::about_now_secs(), maps::epoch());
     if flow.has(Flow::<A>::HOST_BACKEND) || flow.cached_route().holds(skb.ifindex(), term) {
         return 0;
@@ -110,13 +111,13 @@ fn link<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, node: &Node) -> u32 {
     exit
 }
 
-/// Finds where a packet goes from here to `dst`.
+/// Looks up the next hop of the host's packet to `dst`.
 #[inline(always)]
 fn way<A: Net>(skb: Skb, src: &A, node: &Node, dst: &A) -> Result<NextHop, Reason> {
     not_back(net::way(skb, node, src, dst)?, node)
 }
 
-/// Refuses the way into the anchor again: a backend's address that is a service's leads nowhere.
+/// Rejects a route back into the anchor: a backend with a Service's address is unreachable.
 #[inline(always)]
 fn not_back(next_hop: NextHop, node: &Node) -> Result<NextHop, Reason> {
     match next_hop {
@@ -125,7 +126,7 @@ fn not_back(next_hop: NextHop, node: &Node) -> Result<NextHop, Reason> {
     }
 }
 
-/// Sends a packet on its way without coming back to the host's stack.
+/// Sends a packet to its next hop, without returning it to the host's stack.
 #[inline(always)]
 pub fn leave(skb: Skb, next_hop: NextHop) -> Result<Action, Reason> {
     match next_hop {
@@ -163,7 +164,7 @@ fn open<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Result<
     opened
 }
 
-/// Decides who serves the packet, into `scratch.opening`.
+/// Chooses the backend, and writes the decision to `scratch.opening`.
 #[inline(never)]
 fn choose<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Result<(), Reason> {
     if node.has(Node::DRAINING) {
@@ -172,8 +173,8 @@ fn choose<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Resul
     let generation = maps::generation();
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     let origin = decide::origin_inside(skb, &scratch.packet, node);
-    // A packet that came in was to be met where it came in. Behind the anchor no policy of the node
-    // would see it.
+    // An ingress hook should have handled a packet that came in through a device. Behind the
+    // anchor, no policy of the node would see it.
     let objection = |_: &Packet<A>| skb.came_in().then_some(Reason::Unhooked);
     let (scratch, decision) = decide::run(memory, origin, node, objection)?;
     let Scratch {
@@ -181,7 +182,7 @@ fn choose<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Resul
     } = scratch;
     // In map memory: the stack has no room for it.
     let by_route = &mut opening.source.addr;
-    // The kernel knows no way on from a loopback address.
+    // The kernel does not forward packets from a loopback address.
     *by_route = if packet.src.addr.is_loopback() {
         *A::at_node(node)
     } else {
@@ -195,13 +196,13 @@ fn choose<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Resul
     if decision.has(Decision::<A>::COUNTED) {
         flags |= Flow::<A>::COUNTED;
     }
-    // On the wire such a flow is the host's, but neither its sockets nor connection tracking know
-    // it by that tuple. A direct connection of the host, or a pod that is masqueraded, may get the
-    // same port. So it must be one of ours.
+    // On the wire such a flow has a tuple of the host, which neither a socket nor conntrack
+    // reserves. A direct connection of the host, or of a masqueraded pod, may get the same port. So
+    // the flow needs a port from kpx's range.
     let addr = match next_hop {
         NextHop::Host => {
             flags |= Flow::<A>::HOST_BACKEND;
-            // A program may trust what comes from a loopback address.
+            // A backend may trust packets from a loopback address.
             if packet.src.addr.is_loopback() {
                 A::of_node(node)
             } else {
@@ -210,7 +211,7 @@ fn choose<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Resul
         }
         NextHop::Device(ifindex) => source_addr(packet, node, decision, (ifindex, by_route)),
     };
-    // A loopback address must not leave, and there may be no other yet.
+    // A loopback address must not leave the host, and the node may have no other address yet.
     if addr.is_unspecified() {
         return Err(Reason::NoRoute);
     }
@@ -230,11 +231,11 @@ fn choose<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Resul
     Ok(())
 }
 
-/// The address with which the host reaches the decision's backend through a device.
+/// Returns the source address with which the host reaches the decision's backend through a device.
 ///
-/// The route to the service chose the source without knowing the backend. Beyond a device with
-/// addresses of its own (another uplink, an overlay) only the one that the route to the backend
-/// names is sure to be answered through it.
+/// The kernel selected the packet's source for the route to the Service, not to the backend. Behind
+/// a device with its own addresses (another uplink, an overlay), replies are certain to return only
+/// to the source of the route to the backend.
 #[inline(always)]
 fn source_addr<A: Net>(
     packet: &Packet<A>,
@@ -250,11 +251,11 @@ fn source_addr<A: Net>(
     };
     let (chosen, on_device) = match own {
         None if chosen.is_loopback() => (A::of_node(node), false),
-        // Not the host's own: a socket of the host may send from any address (`IP_TRANSPARENT`).
+        // Not an address of the host: its sockets may send from any address (`IP_TRANSPARENT`).
         None if !decision.has(Decision::<A>::MASQUERADE) => return chosen,
         None => (chosen, false),
-        // The kernel answers for an address of the host's with that address; it may move to another
-        // node at any time.
+        // For a Service's address on this host, the kernel selects that address as the source. The
+        // address may move to another node at any time.
         Some(_) if chosen == packet.dst.addr && !A::of_node(node).is_unspecified() => {
             (A::of_node(node), false)
         }
@@ -266,10 +267,10 @@ fn source_addr<A: Net>(
     maps::address_at(ifindex, by_route).unwrap_or(chosen)
 }
 
-/// Gives a reply, whose flow is in `scratch.flow`, to a socket of the host, at whichever hook it is
-/// met. The reply takes the service's address, and goes in where the host's packets to that address
-/// go out. So rp_filter finds nothing odd, and conntrack finds a reply to a packet that it saw
-/// leave.
+/// Delivers a reply of the flow in `scratch.flow` to a socket of the host, from any hook. The reply
+/// gets the frontend's address as its source, and enters through the device by which the host's
+/// packets to the frontend leave. So rp_filter accepts it, and conntrack matches it with a packet
+/// that it saw leave.
 #[inline(always)]
 pub fn give_back<A: Net>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
@@ -277,17 +278,17 @@ pub fn give_back<A: Net>(skb: Skb, mut memory: Memory) -> Result<Action, Reason>
     becomes.set(flow.frontend, flow.client, false);
     A::rewrite_packet(skb, memory.lend())?;
     let (Scratch { flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
-    // To the program that the kernel knows, which is none of ours to say.
+    // The kernel delivers the replies of another program's connection.
     if flow.has(Flow::<A>::FOREIGN_NAT) {
         return Ok(Action::PASS);
     }
     maps::count(Event::Returned);
-    // Not by an argument, which would take room on the stack.
+    // Read from the packet again: an argument would take stack space.
     inject::<A>(skb, skb.found().link(), flow.starts_on_lo())
 }
 
-/// Lets the host receive what goes to a socket of its own from the frontend of a flow, whose
-/// packets start on lo or on the anchor.
+/// Injects a packet from a frontend to a socket of the host, into lo or the anchor, where the
+/// flow's packets start.
 #[inline(always)]
 pub fn inject<A: Net>(skb: Skb, link: LinkHeader, starts_on_lo: bool) -> Result<Action, Reason> {
     let (ifindex, mac) = if starts_on_lo {
@@ -296,7 +297,7 @@ pub fn inject<A: Net>(skb: Skb, link: LinkHeader, starts_on_lo: bool) -> Result<
         let node = maps::node().ok_or(Reason::NoRoute)?;
         (node.anchor_ifindex, &node.anchor_mac)
     };
-    // With a strange MAC address the kernel would take the packet for another host's and drop it.
+    // With any other MAC address the kernel would drop the packet as another host's.
     match link {
         LinkHeader::Ethernet => skb.set_destination_mac(mac)?,
         LinkHeader::None => skb.add_ethernet(mac, A::ETHERTYPE)?,

@@ -1,12 +1,11 @@
-//! ICMP errors about packets of our flows. They quote the packet as it was where the error arose.
-//! Their
-//! receiver knows it as it was on the receiver's side of the hook.
+//! ICMP errors about packets of flows. An error quotes the packet as it was where the error arose.
+//! The receiver knows the packet as it was on the receiver's side of the hook.
 //!
-//! The quoted packet went the other way, so its tuple swapped is the key of a flow's entry at this
-//! hook. The entry's change to packets is made to the error and, mirrored, to its quote. The quoted
-//! transport checksum stays as it was: no receiver checks it, and seldom is all there that it
-//! covers. An error opens, refreshes and closes nothing. One that says that a SYN did not reach its
-//! backend counts against that backend.
+//! The quoted packet went in the other direction, so its swapped tuple is the key of a flow's entry
+//! at this hook. The hook applies the entry's rewrite to the error and, mirrored, to the quote. The
+//! quoted transport checksum stays unchanged: receivers do not check it, and a quote rarely has all
+//! bytes that it covers. Errors do not open, refresh or close flows. An error about a SYN that did
+//! not reach its backend counts against the backend.
 
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::connect::{Outcome, Voter};
@@ -19,7 +18,7 @@ use crate::redirect::{self, Forward};
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, host, maps};
 
-/// Length of an ICMP header, and what an error quotes of a transport at the least (RFC 792).
+/// The length of an ICMP header, and the least transport bytes in a quote (RFC 792).
 const HEADER_LEN: u32 = 8;
 const QUOTED_LEN: u32 = 8;
 /// The offset of the checksum in an ICMP header.
@@ -28,7 +27,8 @@ const CHECK_OFFSET: u32 = 2;
 /// The value of [`Error::is_unreachable`] for a "port unreachable".
 const PORT_UNREACHABLE: u32 = 2;
 
-/// An ICMP error, and what it quotes. In map memory, as a [`Packet`](crate::packet::Packet) is.
+/// An ICMP error, and the packet that it quotes. In map memory, as a
+/// [`Packet`](crate::packet::Packet) is.
 #[derive(Clone, Copy)]
 pub struct Error<A: Addr> {
     /// Offset of the IP header.
@@ -37,7 +37,8 @@ pub struct Error<A: Addr> {
     dst: A,
     icmp: u32,
     end: u32,
-    /// Not 0: no packet reaches the destination. [`PORT_UNREACHABLE`]: its host has no such socket.
+    /// Not 0 if the destination is unreachable; [`PORT_UNREACHABLE`] if its host has no such
+    /// socket.
     is_unreachable: u32,
     quote: Quote<A>,
     becomes: Translated<A>,
@@ -60,8 +61,7 @@ pub struct Translated<A: Addr> {
     quoted_dst: SockAddr<A>,
 }
 
-/// Translates an ICMP error that is met at `hook`; `mark` as in
-/// [`flow::follow`](crate::flow::follow).
+/// Translates an ICMP error at `hook`; `mark` as in [`flow::follow`](crate::flow::follow).
 #[inline(always)]
 pub fn run<A: Forward>(
     skb: Skb,
@@ -73,7 +73,7 @@ pub fn run<A: Forward>(
     let (Scratch { error, .. }, _) = memory.lend().scratch::<A>().ok_or(Reason::Protocol)?;
     error.parse(skb, link)?;
     error.quote.parse(skb, error.icmp + HEADER_LEN, error.end)?;
-    // An error goes to the sender of what it is about.
+    // An error goes to the sender of the quoted packet.
     if error.quote.src.addr != error.dst {
         return Err(Reason::Protocol);
     }
@@ -94,12 +94,12 @@ pub fn run<A: Forward>(
     if maps::flow(&error.key(hook), flow).is_none() {
         return Err(Reason::Protocol);
     }
-    // Only where errors leave, hooks before have left a mark.
+    // Only at egress can an earlier hook have left a mark.
     let mark = skb.weigh(mark, false);
     match hook.known() {
         Some(AtHook::Ingress) => ingress(skb, error, flow),
-        // Errors from here about another program's connection with a new port are rare, and quote
-        // what its peer never saw.
+        // Errors from this node about a foreign NAT connection with a new port are rare. They quote
+        // a port that the peer does not know.
         Some(AtHook::Egress) if flow.kind == Kind::DNAT => Err(Reason::Protocol),
         Some(AtHook::Egress) if flow.kind == Kind::UNDNAT && mark.is_forward() => {
             Err(Reason::Protocol)
@@ -112,9 +112,9 @@ pub fn run<A: Forward>(
     }
 }
 
-/// Rewrites destinations. A host's reply goes another way: its source changes as well, and so it is
-/// taken to the anchor. An error comes from the router that met it, through the device that leads
-/// there.
+/// Rewrites destinations. A reply to the host changes its source as well, so it is injected into
+/// the anchor. An error keeps its router as source, and comes in through the device that leads to
+/// the router, so it needs no injection.
 #[inline(always)]
 fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     // Before the kind decides anything here: see "Do not" in the README.
@@ -125,8 +125,8 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
     }
     let becomes = &mut error.becomes;
     if !to_backend {
-        // The kernel takes no packet from a device for a loopback address. It knows the socket by
-        // what is quoted.
+        // The kernel accepts no packet from a device to a loopback address. It finds the socket by
+        // the quote.
         if !flow.client.addr.is_loopback() {
             becomes.dst = flow.client.addr;
         }
@@ -154,10 +154,10 @@ fn ingress<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Act
     Ok(Action::PASS)
 }
 
-/// Rewrites sources. An error to the client has the frontend's address in place of the backend's,
-/// and of any router's if this node masquerades the client ([`Error::goes_back`]). An error to the
-/// backend of a masqueraded client has the node's address: no route leads from the backend to where
-/// it came in.
+/// Rewrites sources. In an error to the client, the frontend's address replaces the backend's, and
+/// any router's if this node masquerades the client ([`Error::goes_back`]). An error to the backend
+/// of a masqueraded client gets the node's address, because the backend's route to the error's
+/// sender need not lead back through this node.
 #[inline(always)]
 fn egress<A: Net>(
     skb: Skb,
@@ -177,16 +177,16 @@ fn egress<A: Net>(
     note_unreachable(skb, error, flow, At::Before);
     error.rewrite(skb)?;
     if flow.has(Flow::<A>::HOST) {
-        // On lo: the host itself would not take this packet.
+        // On lo: the host would not accept this packet without injection.
         return host::inject::<A>(skb, link, flow.starts_on_lo());
     }
     Ok(Action::PASS)
 }
 
-/// Counts an error that comes to an opener in place of the backend's first packet: its SYN went
-/// nowhere, or the backend refused its datagram. It has to come by the device to which the route to
-/// the backend leads, or from the host itself. Any sender there may send it, with an address of its
-/// own.
+/// Counts an error in place of the backend's first packet: the SYN did not reach the backend, or
+/// the backend refused the datagram. The error has to come in through the device to which the route
+/// to the backend leads, or from the host itself. Any sender behind that device can send it, with
+/// its own address.
 #[inline(never)]
 pub fn note_unreachable<A: Net>(skb: Skb, error: &Error<A>, flow: &Flow<A>, came_in: At) {
     let proto = error.quote.proto;
@@ -208,7 +208,7 @@ pub fn note_unreachable<A: Net>(skb: Skb, error: &Error<A>, flow: &Flow<A>, came
     maps::note_outcome(flow, outcome);
 }
 
-/// The host does not take a reply.
+/// Sends the host's error about a reply to the backend.
 #[inline(always)]
 fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<Action, Reason> {
     error.becomes.src = error.src_or(flow.client.addr, flow.source.addr);
@@ -237,7 +237,7 @@ impl<A: Net> Error<A> {
         if !A::is_icmp_error(kind) {
             return Err(Reason::Protocol);
         }
-        // A message that ends here quotes nothing.
+        // A message that ends here has no quote.
         let code: u8 = skb.load(header.l4 + 1).map_err(|_| Reason::Protocol)?;
         self.is_unreachable = if kind == A::ICMP_TYPE && code == A::ICMP_CODE {
             PORT_UNREACHABLE
@@ -256,7 +256,7 @@ impl<A: Net> Error<A> {
         &self.dst
     }
 
-    /// Returns the address to which the error goes once it is rewritten.
+    /// Returns the error's destination after the rewrite.
     pub fn goes_to(&self) -> &A {
         &self.becomes.dst
     }
@@ -272,7 +272,7 @@ impl<A: Net> Error<A> {
         FlowKey::new(hook, self.quote.proto, self.quote.dst, self.quote.src)
     }
 
-    /// Notes that the error goes to the backend.
+    /// Sets the translation of an error to the backend.
     #[inline(always)]
     pub fn goes_there(&mut self, flow: &Flow<A>) {
         self.becomes.dst = flow.backend.addr;
@@ -280,11 +280,11 @@ impl<A: Net> Error<A> {
         self.becomes.quoted_dst = flow.client_between();
     }
 
-    /// Notes that the error goes to the client.
+    /// Sets the translation of an error to the client.
     ///
-    /// Where this node masquerades the client, the frontend sends the error: the router may be the
-    /// client's own node, which drops IPv4 packets that come in with its own address. (Netfilter does
-    /// so for each connection whose destination it translates.)
+    /// If this node masquerades the client, the frontend's address becomes the source: the router
+    /// may be the client's own node, which drops IPv4 packets that come in with its own address.
+    /// (Netfilter does so for every DNAT connection.)
     #[inline(always)]
     pub fn goes_back(&mut self, flow: &Flow<A>) {
         self.becomes.src = if flow.is_snat_on_devices() || self.src == flow.backend.addr {
@@ -296,7 +296,7 @@ impl<A: Net> Error<A> {
         self.becomes.quoted_dst = flow.frontend;
     }
 
-    /// The error's source; `to` if it is `from`.
+    /// Returns the error's source, with `to` in place of `from`.
     #[inline(always)]
     fn src_or(&self, from: A, to: A) -> A {
         if self.src == from { to } else { self.src }
@@ -367,7 +367,7 @@ impl<A: Net> Quote<A> {
     /// Reads the quote at `at` of an error that ends at `end`. Only a first fragment has ports.
     #[inline(never)]
     fn parse(&mut self, skb: Skb, at: u32, end: u32) -> Result<(), Reason> {
-        // A quote that cannot be read is not ours.
+        // An unreadable quote belongs to no flow.
         let header = A::read(skb, at).map_err(|_| Reason::Protocol)?;
         let is_ours = matches!(header.proto, Proto::TCP | Proto::UDP | Proto::SCTP);
         if !is_ours || header.part == FragmentPart::LATER || header.l4 + QUOTED_LEN > end {

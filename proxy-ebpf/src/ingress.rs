@@ -1,4 +1,4 @@
-//! The ingress of devices: destinations are rewritten.
+//! The ingress of devices, where kpx rewrites destinations.
 
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::{Device, Node, pod_net};
@@ -21,7 +21,8 @@ use crate::{Action, flow, foreign_nat, host, maps, monitor};
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {
     let is_known = look_up::<A>(skb, link, memory.lend())?;
-    // In bits: no branch on what is known follows the calls below.
+    // In bits, so that `if !is_known` below is the only branch on that value: see "Do not" in the
+    // README.
     if !is_first_of_connection(skb, is_known)
         && redirect::is_on()
         && let Some(delivered) = redirect::run::<A>(skb, is_known, memory.lend())
@@ -46,8 +47,8 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result
     translate::<A>(skb, memory).result()
 }
 
-/// Translates a packet of the flow in `scratch.flow`. A function of its own: what opens a flow needs
-/// the room on the stack.
+/// Translates a packet of the flow in `scratch.flow`. A separate function, because opening a flow
+/// needs the stack.
 #[inline(never)]
 fn translate<A: Net>(skb: Skb, memory: Memory) -> Outcome {
     Outcome::new(try_translate::<A>(skb, memory))
@@ -83,21 +84,21 @@ fn try_translate<A: Net>(skb: Skb, mut memory: Memory) -> Result<Action, Reason>
     }
 }
 
-/// Returns true if the packet opens a connection that no flow knows.
+/// Returns true if the packet opens a connection and has no flow.
 #[inline(always)]
 fn is_first_of_connection(skb: Skb, is_known: bool) -> bool {
     opens_connection(skb) & !is_known
 }
 
-/// Returns true if the packet opens a connection. One that dials a Service is no answer of a
-/// backend, and its sender is judged where its frontend is found.
+/// Returns true for a SYN or INIT. A SYN to a Service is never a backend's reply; its source is
+/// validated after the frontend look-up.
 #[inline(always)]
 fn opens_connection(skb: Skb) -> bool {
     skb.found().signals.opens_connection()
 }
 
-/// Looks after a connection's opener that has opened no flow here, for this reason: a backend may
-/// send it where its answers go.
+/// Handles a SYN or INIT that has opened no flow, for this reason: a backend may send it with the
+/// tuple of a reply.
 #[inline(always)]
 fn pass_on<A: Forward>(skb: Skb, reason: Reason, memory: Memory) -> Result<Action, Reason> {
     if matches!(reason, Reason::NotOurs | Reason::Draining)
@@ -109,9 +110,9 @@ fn pass_on<A: Forward>(skb: Skb, reason: Reason, memory: Memory) -> Result<Actio
     Err(reason)
 }
 
-/// Returns true if the frame is for a macvlan above this device, whose hook meets it next, or for
-/// another machine. A bridge's port receives what is for the bridge's own link address, and there a
-/// frame does not tell.
+/// Returns true if the frame is for a macvlan on this device, where its own hook handles it, or for
+/// another machine. Returns false on a bridge's port, which also receives frames for the bridge's
+/// own MAC address.
 #[inline(always)]
 pub fn is_for_macvlan(skb: Skb) -> bool {
     skb.is_anothers()
@@ -119,8 +120,9 @@ pub fn is_for_macvlan(skb: Skb) -> bool {
         && maps::place_of(skb.ifindex()).1 == 0
 }
 
-/// Returns true if the frame has two tags that name no VLAN, while conntrack may believe an end
-/// that no hook meets. The kernel takes both tags off, the second one behind this hook.
+/// Returns true if the frame has two tags with identifier 0, while conntrack entries may be
+/// liberal. The kernel removes both tags, the second behind this hook, so conntrack could accept a
+/// spoofed FIN or RST that no hook has checked.
 #[inline(always)]
 pub fn is_hidden_by_tags(skb: Skb) -> bool {
     const TAGS: [u32; 2] = [0x8100_u16.to_be() as u32, 0x88a8_u16.to_be() as u32];
@@ -156,10 +158,10 @@ fn look_up<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<boo
     Ok(is_known)
 }
 
-/// Returns true if a packet that comes in has an address of the node's own as source, and the tuple
-/// of a backend's answers. The kernel drops such a packet where it routes IPv4 without
-/// `accept_local`. It forwards IPv6, and a bridge routes nothing. The egress hook cannot judge it:
-/// there the source may be one that netfilter has given back.
+/// Returns true if an incoming packet has a node address as its source, and the tuple of a
+/// backend's replies. The kernel drops such IPv4 packets when it routes them without
+/// `accept_local`. It forwards IPv6, and a bridge does not route. The egress hook cannot validate
+/// such a source, because netfilter's reverse NAT may have set it.
 #[inline(never)]
 fn speaks_for_node<A: Net>(packet: &Packet<A>) -> bool {
     maps::own_addr(&packet.src.addr).is_some() && maps::is_undnat(&packet.flow_key(Hook::EGRESS))
@@ -194,7 +196,7 @@ fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     opened
 }
 
-/// Decides who serves the packet, into `scratch.opening`.
+/// Chooses the backend, and writes the decision to `scratch.opening`.
 #[inline(never)]
 fn choose<A: Net>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
@@ -205,7 +207,7 @@ fn choose<A: Net>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     let (device, _) = maps::place_of(skb.ifindex());
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     let origin = decide::origin(device, &scratch.packet, node);
-    // In bits: no branch on the flags follows the calls below.
+    // In bits, to avoid a branch on the flags: see "Do not" in the README.
     let remote = (((device / Device::POD) & 1) ^ 1) as u8 * Flow::<A>::REMOTE;
     let objection = |packet: &Packet<A>| {
         if node.has(Node::DRAINING) {
@@ -219,8 +221,8 @@ fn choose<A: Net>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     let (scratch, decision) = match decide::run(memory.lend(), origin, node, objection) {
         Ok(decided) => decided,
         Err(Reason::NotOurs) => return open_direct::<A>(skb, memory),
-        // A network of the node may lie within a range of ClusterIPs, as one of Docker's does by
-        // default.
+        // A network of the node may lie within a ClusterIP range, as a default network of Docker
+        // does.
         Err(Reason::Unallocated | Reason::UnknownPort) if is_between_neighbours(skb) => {
             return Err(Reason::NotOurs);
         }
@@ -255,8 +257,8 @@ fn choose<A: Net>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     Ok(())
 }
 
-/// Returns true if a frame goes from one port of a bridge to another, past this host. Open vSwitch
-/// has no address by which to tell.
+/// Returns true if a frame goes from one port of a bridge to another, past this host. Returns false
+/// for Open vSwitch, where no MAC address identifies frames for this host.
 #[inline(never)]
 fn is_between_neighbours(skb: Skb) -> bool {
     let (flags, bridge) = maps::place_of(skb.ifindex());
@@ -267,36 +269,37 @@ fn is_between_neighbours(skb: Skb) -> bool {
     bridge != 0 && flags & Device::LOOSE == 0 && !is_for_bridge()
 }
 
-/// Counts a client that this node's podCIDRs call a pod, where detection says otherwise: the
-/// operator must hear of it.
+/// Counts a client in this node's podCIDRs that pod detection treats as outside: a problem that the
+/// operator must solve.
 #[inline(always)]
 fn note_pod_outside<A: Net>(client: A, node: &Node) {
-    // kube-proxy, too, tells no clients apart if it is given no way to.
+    // Without a detection mode, kube-proxy does not distinguish clients either.
     let tells = !node.has(Node::COMPAT) || A::is_detected_by(node);
     if tells && maps::pod_net(client) & pod_net::NODE_CIDR != 0 {
         maps::count(Event::PodOutside);
     }
 }
 
-/// A client dials a backend directly, from the port with which it also reaches it through a
-/// service. The client may be another node, which masquerades many, or that another proxy serves
-/// while this one drains. The two would be one conversation to the backend, so the direct one gets
-/// another source port.
+/// Opens a flow for a client that dials a backend directly, from a port with which it also reaches
+/// the backend through a Service. To the backend both would be one connection, so the direct
+/// connection gets another source port. Such a client may be another node, which masquerades many
+/// clients, or a client that another proxy serves while this node drains.
 #[inline(always)]
 fn open_direct<A: Net>(skb: Skb, memory: Memory) -> Result<(), Reason> {
     let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     let packet = &scratch.packet;
     let (flags, _) = maps::place_of(skb.ifindex());
     let from_pod = flags & Device::POD != 0;
-    // Above other devices of ours, a packet that a hook has rewritten may have lost its mark, and
-    // looks like a direct one.
+    // On a device above other devices with hooks, a rewritten packet may have lost its mark, and
+    // then looks like a direct packet.
     if flags & (Device::POD | Device::EDGE) == 0
         || !open::collides(packet, from_pod, &mut scratch.flow)
     {
         return Err(Reason::NotOurs);
     }
     if is_spoofed(skb, At::Here, &packet.src.addr, &packet.dst.addr) {
-        // A packet of a pod's Service comes back by an uplink if a firewall elsewhere looks at it.
+        // A pod's packet to a Service comes back through an uplink if it passes a firewall
+        // elsewhere.
         return Err(if from_pod {
             Reason::Spoofed
         } else {
@@ -321,7 +324,8 @@ fn open_direct<A: Net>(skb: Skb, memory: Memory) -> Result<(), Reason> {
     Ok(())
 }
 
-/// The address that the backend shall see. `by_route` is room in map memory: the stack has none.
+/// Returns the source address towards the backend. `by_route` is map memory for the look-up: the
+/// stack has no room.
 #[inline(always)]
 fn source_addr<A: Net>(
     skb: Skb,
@@ -332,11 +336,11 @@ fn source_addr<A: Net>(
 ) -> Result<A, Reason> {
     let client = packet.src.addr;
     let backend = decision.backend.addr;
-    // A pod that is served by itself would answer itself directly, past every hook: it must see the
-    // node instead.
+    // A pod that is its own backend would answer itself directly, past every hook, so it must see
+    // the node's address.
     let masquerade = backend == client || decision.has(Decision::<A>::MASQUERADE);
-    // A packet to a socket of the host leaves through no device, and kube-proxy does not masquerade
-    // it either.
+    // A packet to a socket of the host does not leave through a device, and kube-proxy does not
+    // masquerade it either.
     if !masquerade || maps::own_addr(&backend).is_some() {
         return Ok(client);
     }

@@ -38,7 +38,7 @@ pub struct Ipv4Header {
     dst: u32,
 }
 
-/// The usual headers: no options between them. (The transport's have 8 bytes at the least.)
+/// The usual headers: IP without options, and the 8 bytes that every transport header has.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Headers {
@@ -120,8 +120,8 @@ impl Net for Addr4 {
         })
     }
 
-    /// Its header's checksum makes up for the addresses in a sum over the whole packet. From the
-    /// word with that checksum to the ports all is written at once.
+    /// The IP header's checksum compensates for the new addresses in a device's sum over the whole
+    /// packet (CHECKSUM_COMPLETE). One store covers all bytes from that checksum to the ports.
     #[inline(always)]
     fn rewrite(
         skb: Skb,
@@ -149,12 +149,13 @@ impl Net for Addr4 {
         )
     }
 
-    /// As the kernel has it (`ip_route_input_slow`): neither 0.0.0.0, 127/8, multicast nor
-    /// 255.255.255.255. 240/4 and 169.254/16 are addresses like others there.
+    /// As in the kernel (`ip_route_input_slow`): all but 0.0.0.0, 127/8, multicast and
+    /// 255.255.255.255. The kernel treats 240/4 and 169.254/16 as ordinary addresses.
     #[inline(always)]
     fn is_unicast(self) -> bool {
         let addr = u32::from_be(self.wire());
-        // Most pods have an address before 127/8; the others are up to multicast, and behind it.
+        // The range below 127/8 comes first, because most pods are in it. The other ranges are
+        // below and above multicast.
         addr.wrapping_sub(1) < 0x7eff_ffff
             || addr.wrapping_sub(0x8000_0000) < 0x6000_0000
             || addr.wrapping_sub(0xf000_0000) < 0x0fff_ffff
@@ -166,8 +167,8 @@ impl Net for Addr4 {
         u32::from_be(self.wire()) >> 24 == 127
     }
 
-    /// RFC 792: destination unreachable, time exceeded, parameter problem. (A redirect speaks of a
-    /// route to the service's address, which no other host has.)
+    /// RFC 792: destination unreachable, time exceeded, parameter problem. (Without redirect, which
+    /// concerns a route to the Service's address. Only this host has it.)
     #[inline(always)]
     fn is_icmp_error(kind: u8) -> bool {
         matches!(kind, 3 | 11 | 12)
@@ -179,8 +180,8 @@ impl Net for Addr4 {
         kind == 3 && code != 4
     }
 
-    /// The quoted header's own checksum makes up for the address in the sum over it, so the ICMP
-    /// checksum stays.
+    /// The quoted header's own checksum compensates for the new address, so the ICMP checksum
+    /// stays.
     #[inline(always)]
     fn store_quoted_addr(
         skb: Skb,

@@ -57,7 +57,8 @@ pub fn is_hidden_and_spoofed(skb: Skb, at: u32) -> bool {
         && net::spoofed(skb, At::Here, &src, &dst)
 }
 
-/// The usual headers: no options between them. (The transport's have 8 bytes at the least.)
+/// The usual headers: IPv6 without extension headers, and the 8 bytes that every transport header
+/// has.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Headers {
@@ -66,7 +67,7 @@ struct Headers {
     more: u32,
 }
 
-/// The part of such headers that may change.
+/// The fields of the usual headers that a rewrite changes.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Rewritten {
@@ -167,8 +168,8 @@ impl Net for Addr6 {
         })
     }
 
-    /// Rewrites the addresses. No header checksum makes up for them in a sum that the device took
-    /// over the whole packet. So that sum is told of them.
+    /// IPv6 has no header checksum to compensate for the new addresses in a device's sum over the
+    /// whole packet (CHECKSUM_COMPLETE), so the rewrite updates that sum.
     #[inline(always)]
     fn rewrite(
         skb: Skb,
@@ -190,9 +191,9 @@ impl Net for Addr6 {
         skb.store(ETH_LEN + Self::SRC_OFFSET, &new, 0)
     }
 
-    /// Neither unspecified, loopback, multicast (RFC 4291 §2.4) nor link-local (fe80::/10). The
-    /// kernel forwards nothing from a link-local address (`ip6_forward`), and it names a host only
-    /// together with a link, which flows do not have.
+    /// All but unspecified, loopback, multicast (RFC 4291 §2.4) and link-local (fe80::/10)
+    /// addresses. The kernel does not forward packets from a link-local address (`ip6_forward`),
+    /// which names a host only together with a link, and flows have no link.
     #[inline(always)]
     fn is_unicast(self) -> bool {
         let addr = self.wire();
@@ -234,8 +235,8 @@ impl Net for Addr6 {
         skb.store(at + place, &to.wire(), 0)
     }
 
-    /// IPv6 has no header checksum, so nothing makes up for the changed address in a checksum that
-    /// the device took over the whole packet: `BPF_F_RECOMPUTE_CSUM` does.
+    /// IPv6 has no header checksum to compensate for the new address in a device's sum over the
+    /// whole packet, so `BPF_F_RECOMPUTE_CSUM` updates that sum.
     #[inline(always)]
     fn store_addr(skb: Skb, at: u32, place: u32, _from: Self, to: Self) -> Result<(), Reason> {
         skb.store(at + place, &to.wire(), BPF_F_RECOMPUTE_CSUM)
@@ -291,8 +292,8 @@ impl Net for Addr6 {
         fib.__bindgen_anon_4.ipv6_dst = dst.wire();
     }
 
-    /// What `__bpf_redirect_neigh_v6` asks with: traffic class and flow label, and the next header.
-    /// (The kernel leaves out the version, which stands before them.)
+    /// The fields by which `__bpf_redirect_neigh_v6` looks up the route: traffic class, flow label
+    /// and next header. (The kernel masks the version, which is in the same word.)
     #[inline(always)]
     fn fib_choice(skb: Skb, fib: &mut FibLookup) {
         net::load_into(skb, ETH_LEN, &mut fib.__bindgen_anon_2);
@@ -404,7 +405,7 @@ impl Net for Addr6 {
 
     #[inline(always)]
     fn is_sender(src: &Self, dst: &Self, Moment(moment): Moment) -> bool {
-        // Else the compiler keeps their registers on the stack as well.
+        // Read again: otherwise the compiler also spills the registers to the stack.
         let [a, b] = again(src).registers();
         let [c, d] = again(dst).registers();
         global_fn::kpx_is_sender6(a, b, c, d, moment) != 0

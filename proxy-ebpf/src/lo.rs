@@ -1,8 +1,8 @@
 //! The egress of lo, through which the host's own sockets send to addresses of the host.
 //!
-//! The packets are replies of backends here, or go to node ports, also at a loopback address, or to
-//! service addresses that a device carries. At the ingress of lo the kernel has already decided to
-//! deliver.
+//! The packets are replies of the host's backends, or go to node ports (also at a loopback address)
+//! or to Service addresses on a device. At the ingress of lo it would be too late: the kernel has
+//! already decided to deliver them.
 
 use proxy_common::counter::Reason;
 use proxy_common::device::Node;
@@ -25,8 +25,8 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
     }
     if flow::follow::<A>(skb, Hook::EGRESS, mark, memory.lend())? {
         let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
-        // Another program's connection leaves with another port by a device only. Here its peer is
-        // this host, which takes the packet as it is.
+        // A foreign NAT connection gets another port only when it leaves by a device. Here its peer
+        // is this host, which accepts the packet unchanged.
         if scratch.flow.has(Flow::<A>::FOREIGN_NAT) {
             return Err(Reason::NotOurs);
         }

@@ -1,5 +1,5 @@
-//! Says of single packets what became of them. Only in objects built with the feature `log`:
-//! otherwise this is an empty function, and nothing of it is compiled in.
+//! Logs the outcome of each packet, in objects built with the feature `log`. Otherwise the function
+//! is empty.
 
 use crate::maps::Memory;
 use crate::net::Net;
@@ -9,9 +9,9 @@ use crate::skb::{LinkHeader, Skb};
 #[inline(always)]
 pub fn packet<A: Net>(_skb: Skb, _link: LinkHeader, _outcome: i32, _memory: Memory) {}
 
-/// One packet as it leaves a hook. An outcome from 1024 up is a reason, by its place in
-/// `Reason::ALL`; one below is a tc action. (Names would be strings of many lengths, which is more
-/// than the verifier can follow.)
+/// Logs a packet as it leaves a hook. An outcome below 1024 is a tc action; from 1024 on, it is
+/// 1024 plus an index into `Reason::ALL`. (Names would be strings of many lengths, which the
+/// verifier cannot follow.)
 #[cfg(feature = "log")]
 #[inline(never)]
 pub fn packet<A: Net>(skb: Skb, link: LinkHeader, outcome: i32, memory: Memory) {

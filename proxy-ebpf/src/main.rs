@@ -1,12 +1,12 @@
 //! kpx's kernel programs.
 //!
-//! `kpx_ingress` and `kpx_egress` sit on every device whose packets have an Ethernet header;
-//! `kpx_ingress_l3` and `kpx_egress_l3` on those whose packets start with IP. The host's own
-//! packets to services start on the egress of the anchor, with `kpx_anchor`. If the service's
-//! address is the host's own, they start on the egress of lo, with `kpx_lo`.
-//! Two rules hold on devices: an ingress hook rewrites only a packet's destination address, an
-//! egress hook only its source address. So routing, rp_filter, conntrack and network
-//! policy in between see "client to backend" and back, and nothing else.
+//! `kpx_ingress` and `kpx_egress` sit on every device with Ethernet headers, `kpx_ingress_l3` and
+//! `kpx_egress_l3` on devices where packets start with the IP header. The host's own packets to
+//! services start on the egress of the anchor, with `kpx_anchor`. If the service's address is the
+//! host's own, they start on the egress of lo, with `kpx_lo`. Two rules hold on devices: an ingress
+//! hook rewrites only a packet's destination address, an egress hook only its source address. So
+//! routing, rp_filter, conntrack and network policy in between see "client to backend" and back,
+//! and nothing else.
 //!
 //! The crate also builds for the host, as an empty program, so that one clippy run covers the
 //! workspace.
@@ -199,8 +199,8 @@ fn sent<A: Forward>(skb: Skb, memory: Memory) -> i32 {
     )
 }
 
-// One function for each hook: what a hook never meets costs it nothing. Their stack is free again
-// before anything is answered or logged.
+// One function for each hook, so that a hook contains no code for packets that it never sees. The
+// function's stack is free again before the program rejects or logs a packet.
 
 #[inline(never)]
 fn settled<A: Net>(skb: Skb, memory: Memory) -> Outcome {
@@ -229,7 +229,7 @@ fn panic(_info: &core::panic::PanicInfo) -> ! {
     loop {}
 }
 
-/// The kernel lends `bpf_redirect_neigh` and others only to programs that declare a GPL-compatible
+/// The kernel reserves `bpf_redirect_neigh` and other helpers for programs with a GPL-compatible
 /// licence.
 #[cfg_attr(
     target_arch = "bpf",

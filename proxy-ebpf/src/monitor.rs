@@ -1,5 +1,5 @@
-//! Tells `kpx monitor` of single packets: of each that opened a flow, and of each that was dropped
-//! or rejected. Asked on these ways only, so that packets of open flows pay nothing for it.
+//! Writes a record for `kpx monitor` of each packet that opened a flow, or was dropped or rejected.
+//! Only these paths check whether a monitor runs, so packets of open flows pay nothing.
 
 use proxy_common::counter::{Reason, Verdict};
 use proxy_common::flow::Flow;
@@ -11,7 +11,7 @@ use crate::net::Net;
 use crate::packet::Packet;
 use crate::skb::Skb;
 
-/// A packet has opened `flow`.
+/// Records a packet that has opened `flow`.
 #[inline(always)]
 pub fn decided<A: Net>(
     skb: Skb,
@@ -25,7 +25,7 @@ pub fn decided<A: Net>(
     }
 }
 
-/// A packet is dropped or rejected.
+/// Records a packet that is dropped or rejected.
 #[inline(always)]
 pub fn refused<A: Net>(
     skb: Skb,
@@ -47,7 +47,8 @@ pub fn refused<A: Net>(
     }
 }
 
-/// Writes a record. `say` is the hook, what became of the packet, and the reason, a byte each.
+/// Writes a record. `say` packs the hook's id, a [`What`] and the reason, one byte each from the
+/// lowest.
 #[inline(never)]
 fn record<A: Net>(
     skb: Skb,

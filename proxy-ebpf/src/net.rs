@@ -1,5 +1,5 @@
-//! The differences between IPv4 and IPv6, and nothing else: a trait with two instances, in
-//! `ipv4.rs` and `ipv6.rs`.
+//! The differences between IPv4 and IPv6, as a trait with instances in `ipv4.rs` and `ipv6.rs`; the
+//! look-up of routes, and source validation by them.
 
 use core::mem::transmute;
 use core::ptr::from_mut;
@@ -31,7 +31,7 @@ use crate::skb::{LinkHeader, PacketMark, Skb};
 pub use crate::checksum::{NO_DIFF, UNREAD, diff, diff_words, fold, is_seed, sum};
 pub use crate::fragment::FragmentPart;
 
-/// An address family, to the packet path.
+/// An address family in the packet path.
 pub trait Net: Addr + Maps {
     /// In network order, as `__sk_buff.protocol` has it.
     const ETHERTYPE: u32;
@@ -48,19 +48,19 @@ pub trait Net: Addr + Maps {
     const ICMP_CODE: u8;
     /// True if an ICMP checksum covers the addresses of the packet that carries it.
     const ICMP_HAS_PSEUDO: bool;
-    /// The flag of a [`Device`](proxy_common::device::Device) at which the kernel itself asks for
-    /// the way back to a source; 0: it never does.
+    /// The flag of a [`Device`](proxy_common::device::Device) with strict source validation by the
+    /// kernel (`rp_filter`); 0 for IPv6, where the kernel has none.
     const STRICT: u32;
-    /// True if the kernel, told a device to send through (`bpf_redirect_neigh`), may still choose a
-    /// next hop behind another.
+    /// True if `bpf_redirect_neigh` may choose a next hop behind another device than the device
+    /// that it is given.
     const CHOOSES_AGAIN: bool;
-    /// True if the short ways of ingress hooks have stack enough to ask for a packet's sender.
+    /// True if the short paths of ingress hooks have enough stack to validate a packet's source.
     const SHORT_WAYS_JUDGE: bool;
     /// An IP header, in words.
     type IpHeader: Copy;
     /// The part of a packet that an ICMP error quotes: its IP header and 8 bytes, in words.
     type Quote: Copy;
-    /// And its IP header and the first 20 bytes of SCTP.
+    /// The same for SCTP: the IP header and 20 bytes.
     type SctpQuote: Copy;
 
     /// The address as aya-log takes it.
@@ -69,28 +69,28 @@ pub trait Net: Addr + Maps {
     #[cfg(feature = "log")]
     fn log(self) -> Self::Logged;
 
-    /// Reads the IP header at `at`, and what stands between it and the transport header.
+    /// Reads the IP header at offset `at`, and its options or extension headers.
     fn read(skb: Skb, at: u32) -> Result<Header<Self>, Reason>;
-    /// Reads a packet's headers where they are, if they are the usual ones: see `established.rs`.
+    /// Reads the usual headers in place. `None` for any other headers: see `established.rs`.
     fn peek(skb: Skb) -> Option<Head<Self>>;
-    /// Gives a packet with such headers other addresses and ports, and fixes its checksums.
+    /// Replaces the addresses and ports of a packet with the usual headers, and updates its
+    /// checksums.
     fn rewrite(
         skb: Skb,
         head: &Head<Self>,
         src: &SockAddr<Self>,
         dst: &SockAddr<Self>,
     ) -> Result<(), Reason>;
-    /// Returns true for an address by which the kernel forwards packets from and to a host.
+    /// Returns true for an address from and to which the kernel forwards packets.
     fn is_unicast(self) -> bool;
-    /// Returns true for an address that only this host's own packets to itself may have.
+    /// Returns true for a loopback address, which only the host's packets to itself may have.
     fn is_loopback(self) -> bool;
-    /// Returns true for the type of an ICMP message that quotes the packet it is about.
+    /// Returns true for the type of an ICMP message that quotes a packet.
     fn is_icmp_error(kind: u8) -> bool;
-    /// Returns true for the type and code of an ICMP error that says that no packet reaches the
-    /// destination.
+    /// Returns true for the type and code of an ICMP error that reports an unreachable destination.
     fn is_unreachable(kind: u8, code: u8) -> bool;
-    /// Gives a packet that is quoted by an ICMP error, whose checksum is at `check`, another
-    /// address. `place` is the offset of the address in its header; `at` that of the quoted header.
+    /// Replaces an address in the packet that an ICMP error quotes. `at` is the offset of the
+    /// quoted header, `place` that of the address in it, `check` that of the ICMP checksum.
     fn store_quoted_addr(
         skb: Skb,
         at: u32,
@@ -100,7 +100,7 @@ pub trait Net: Addr + Maps {
         to: Self,
     ) -> Result<(), Reason>;
     fn store_addr(skb: Skb, at: u32, place: u32, from: Self, to: Self) -> Result<(), Reason>;
-    /// Brings a transport checksum up to date with a changed address.
+    /// Updates a transport checksum for a changed address.
     fn replace_pseudo_checksum(
         skb: Skb,
         offset: u32,
@@ -108,28 +108,28 @@ pub trait Net: Addr + Maps {
         from: Self,
         to: Self,
     ) -> Result<(), Reason>;
-    /// A header for a packet of the host's own making, with `len` bytes behind it.
+    /// Returns the header of a packet that this host generates, with `len` bytes of payload.
     fn ip_header(src: Self, dst: Self, proto: Proto, len: u16) -> Self::IpHeader;
     /// Sum of the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1).
     fn pseudo_sum(src: Self, dst: Self, proto: Proto, len: u16) -> u32;
-    /// The same for ICMP: IPv4's has no pseudo header.
+    /// The same for ICMP: 0 for IPv4, where ICMP has no pseudo header.
     fn icmp_pseudo_sum(src: Self, dst: Self, len: u16) -> u32;
     fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self);
-    /// Takes from the packet, which has an Ethernet header, what the kernel chooses by among
-    /// several next hops where it chooses again.
+    /// Copies the fields by which the kernel chooses among several next hops from a packet with
+    /// Ethernet header, if [`Self::CHOOSES_AGAIN`].
     fn fib_choice(skb: Skb, fib: &mut FibLookup);
     /// Calls [`slow::refuse`](crate::slow::refuse).
     fn refuse(skb: Skb, hook: PacketHook, outcome: Outcome, memory: Memory) -> Action;
     /// Calls [`Packet::rewrite`](crate::packet::Packet::rewrite) with the addresses and ports in
     /// `scratch.becomes`.
     fn rewrite_packet(skb: Skb, memory: Memory) -> Result<(), Reason>;
-    /// Calls the function of `fragment.rs`.
+    /// Calls the function of `fragment.rs`, as the next three do.
     fn remember_fragment(skb: Skb, is_far: bool);
     fn recall_fragment(skb: Skb) -> bool;
     fn forget_fragment(skb: Skb);
     fn is_stub_for_service(skb: Skb) -> bool;
-    /// Returns true if a packet whose headers cannot be followed may hide a transport header from
-    /// us alone, and has a false name.
+    /// Returns true for a spoofed packet that may hide its transport header from kpx, but not from
+    /// conntrack.
     fn is_hidden_and_spoofed(skb: Skb, link: LinkHeader) -> bool;
 
     /// Calls [`flow::learn`](crate::flow::learn).
@@ -148,7 +148,7 @@ pub trait Net: Addr + Maps {
     fn half_open_place() -> Option<u32>;
     /// Calls [`open::make_room`](crate::open::make_room).
     fn make_room() -> bool;
-    /// The address in four words, as it lies in a packet; IPv4's is the first.
+    /// Returns the address in four words in network byte order; an IPv4 address is the first word.
     fn words(&self) -> [u32; 4];
     fn of_words(words: [u32; 4]) -> Self;
     /// Calls [`spoofed`].
@@ -177,7 +177,7 @@ pub trait Net: Addr + Maps {
         Ok(header)
     }
 
-    /// The same, of a packet with any addresses.
+    /// The same for a packet with any addresses.
     #[inline(always)]
     fn whole_header(skb: Skb, link: LinkHeader) -> Result<Header<Self>, Reason> {
         let header = Self::read(skb, link.len())?;
@@ -188,8 +188,8 @@ pub trait Net: Addr + Maps {
     }
 }
 
-/// Returns true if packets may have these addresses. Where they do not leave the host, the
-/// destination may be a loopback address.
+/// Returns true if both addresses are unicast. Packets `WITHIN_HOST` may also go to a loopback
+/// address, from a loopback or unicast address.
 #[inline(always)]
 pub fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
     if src.is_unicast() && dst.is_unicast() {
@@ -198,21 +198,21 @@ pub fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
     WITHIN_HOST && dst.is_loopback() && (src.is_loopback() || src.is_unicast())
 }
 
-/// Finds where the kernel would forward a packet from `src` to `dst` that came in through a device.
+/// Looks up the next hop of a packet from `src` to `dst` that came in through this device.
 #[inline(always)]
 pub fn route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> Result<NextHop, Reason> {
     next_hop(look_up_route(skb, ifindex, src, dst, 0))
 }
 
-/// Finds where the kernel would send a packet of the host's own from `src` to `dst`, looked up as
-/// one that comes in by the anchor.
+/// Looks up the next hop of the host's own packet from `src` to `dst`, as if it came in through the
+/// anchor.
 #[inline(always)]
 pub fn way<A: Net>(skb: Skb, node: &Node, src: &A, dst: &A) -> Result<NextHop, Reason> {
     next_hop(look_up_way(skb, node.anchor_ifindex, src, dst))
 }
 
-/// Does the same, and makes `source` the address with which the kernel would speak there;
-/// unspecified: it does not say (before Linux 6.7).
+/// Does the same, and sets `source` to the address that the kernel selects for the route:
+/// unspecified if the kernel returns none (before Linux 6.7).
 #[inline(always)]
 pub fn way_and_source<A: Net>(
     skb: Skb,
@@ -228,7 +228,7 @@ pub fn way_and_source<A: Net>(
     ))
 }
 
-/// Does what [`route`] says, and makes `source` what [`way_and_source`] says.
+/// Does the same as [`route`], and sets `source` as [`way_and_source`] does.
 #[inline(always)]
 pub fn route_and_source<A: Net>(
     skb: Skb,
@@ -248,12 +248,11 @@ fn next_hop(found: u32) -> Result<NextHop, Reason> {
     }
 }
 
-/// Returns true if a packet from `src` to `dst` came in through a device under a false name. Its
-/// source is the node's own where it comes in, or the node would answer it through another device.
-/// The latter counts if either device is a pod's or a bridge of pods, or if the kernel is strict
-/// here.
+/// Returns true if the source of a packet from `src` to `dst` is spoofed: it is an address of the
+/// node, or the route back to it leads through another device. The route counts if either device is
+/// a pod's or a bridge of pods, or if the kernel validates strictly here.
 ///
-/// The kernel's own check (`rp_filter`) comes later, and for IPv6 not at all.
+/// The kernel's check (`rp_filter`) runs after this hook, and only for IPv4.
 #[inline(always)]
 pub fn is_spoofed<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     A::is_spoofed(skb, at, src, dst)
@@ -264,7 +263,7 @@ pub fn is_spoofed<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
 pub enum At {
     /// The hook's device.
     Here,
-    /// Another device, before it came to the hook of this one.
+    /// The device through which the packet entered the host, for a hook that it reaches later.
     Before,
 }
 
@@ -278,18 +277,18 @@ impl At {
     }
 }
 
-/// See [`is_spoofed`]. The routes are asked once in a term for all packets between two addresses
-/// that come in by one device.
+/// See [`is_spoofed`]. One look-up of the routes per term serves all packets between two addresses
+/// that come in through one device.
 #[inline(always)]
 pub fn spoofed<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     let ifindex = at.ifindex(skb);
-    // Before the routes are asked: what they say counts for the epoch that began before.
+    // Read before the routes: a result from before a change must not count for the epoch after it.
     let term = maps::about_now_secs().wrapping_add(maps::epoch());
     if A::is_sender(src, dst, Moment::new(ifindex, term)) {
         return false;
     }
-    // Netfilter gives a container's answer the address back that the client's packet had:
-    // `ingress::speaks_for_node` has judged the sender's.
+    // Behind netfilter's reverse NAT, a container's reply has a node address as its source.
+    // `ingress::speaks_for_node` has validated the source with which it came in.
     if at == At::Before && maps::own_addr(src).is_some() {
         return false;
     }
@@ -300,9 +299,10 @@ pub fn spoofed<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     is_spoofed
 }
 
-/// Returns true if the route to `to` leads back to where a packet for `from` came in: a stranger to
-/// that route says nothing about `to`. The node's own packets, which came in nowhere, count. A
-/// macvlan's look like those at the egress of its card. [`is_spoofed`] asks less.
+/// Returns true if the packet came in through the device to which the route from `from` to `to`
+/// leads: only a sender behind that device may report on `to`. The node's own packets have no
+/// ingress device and count, except on nodes with macvlans: a macvlan's packets look the same at
+/// the egress of its parent. Stricter than [`is_spoofed`].
 #[inline(never)]
 pub fn leads_back<A: Net>(skb: Skb, at: At, from: &A, to: &A) -> bool {
     let ifindex = at.ifindex(skb);
@@ -313,9 +313,9 @@ pub fn leads_back<A: Net>(skb: Skb, at: At, from: &A, to: &A) -> bool {
     next_hop == back
 }
 
-/// Asks the routes for the way from `from` to `to`, as if a packet came in where another one did.
-/// Returns the flags of that device, the device that the kernel routes by in its place, and what
-/// [`look_up_route`] says.
+/// Looks up the route from `from` to `to` of a packet that comes in through this device. Returns
+/// the device's flags, the device by which the kernel routes (a port's bridge), and the result of
+/// [`look_up_route`].
 #[inline(always)]
 fn route_back<A: Net>(skb: Skb, ifindex: u32, from: &A, to: &A) -> (u32, u32, u32) {
     let (flags, bridge) = maps::place_of(ifindex);
@@ -324,19 +324,19 @@ fn route_back<A: Net>(skb: Skb, ifindex: u32, from: &A, to: &A) -> (u32, u32, u3
     if next_hop == UNKNOWN
         && let Some(node) = maps::node()
     {
-        // The anchor forwards where the device does not.
+        // kpx enables forwarding at the anchor. It may be off at the device.
         next_hop = look_up_route(skb, node.anchor_ifindex, from, to, 0);
     }
     (flags, back, next_hop)
 }
 
-/// Returns true if what comes from behind this device comes from pods of this node.
+/// Returns true if only pods of this node are behind the device.
 #[inline(always)]
 fn leads_to_pods(ifindex: u32) -> bool {
     maps::place_of(ifindex).0 & (Device::POD | Device::POD_BRIDGE) != 0
 }
 
-/// Asks the routes about a packet that came in by this device.
+/// Validates a source by addresses and routes: see [`is_spoofed`].
 #[inline(always)]
 fn is_out_of_place<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
     if maps::own_addr(src).is_some() {
@@ -347,7 +347,7 @@ fn is_out_of_place<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
         return false;
     }
     if flags & (Device::POD | Device::POD_BRIDGE) == 0 {
-        // The kernel judges the rest of what comes in here as this does, if it is strict.
+        // A strict kernel drops this packet as well.
         return flags & A::STRICT != 0 || leads_to_pods(next_hop);
     }
     if flags & Device::LOOSE != 0 {
@@ -358,14 +358,14 @@ fn is_out_of_place<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> bool {
     through != back && through != UNKNOWN
 }
 
-// The answers of `look_up_route` beside the index of a device, in one register.
+// The results of `look_up_route` other than the index of a device, in one register.
 const HOST: u32 = 0;
 const NO_ROUTE: u32 = u32::MAX;
-/// The kernel does not say: nothing is forwarded from that device, or the route encapsulates.
+/// The kernel returns no route: the device does not forward, or the route encapsulates.
 const UNKNOWN: u32 = u32::MAX - 1;
 
-/// Without BPF_FIB_LOOKUP_OUTPUT in `flags` the packet comes in through the device; with it, it
-/// leaves there.
+/// Looks up the route of a packet that comes in through the device or, with BPF_FIB_LOOKUP_OUTPUT
+/// in `flags`, leaves through it. Returns a device index, or a constant above.
 #[inline(never)]
 fn look_up_route<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A, flags: u32) -> u32 {
     let mut fib = empty();
@@ -380,8 +380,8 @@ fn look_up_way<A: Net>(skb: Skb, ifindex: u32, src: &A, dst: &A) -> u32 {
     ask(skb, ifindex, (src, dst), &mut fib, 0)
 }
 
-/// Looks up a route, and makes `source` what the kernel says of it: see [`way_and_source`].
-/// `AS_SENT`: of the host's own packet.
+/// Looks up a route and its source address: see [`way_and_source`]. `AS_SENT`: for the host's own
+/// packet.
 #[inline(never)]
 fn look_up_source<A: Net, const AS_SENT: bool>(
     skb: Skb,
@@ -399,16 +399,16 @@ fn look_up_source<A: Net, const AS_SENT: bool>(
         *source = A::of_words(unsafe { fib.__bindgen_anon_3.ipv6_src });
         return found;
     }
-    // The kernel knows no such question, or has no source there.
+    // The kernel lacks BPF_FIB_LOOKUP_SRC, or has no source address there.
     let found = ask(skb, ifindex, (source, dst), &mut fib, 0);
     *source = A::UNSPECIFIED;
     found
 }
 
-/// Loads a field of the question from the packet; 0 where the packet has none.
+/// Loads a field of the look-up from the packet; 0 if the packet is too short.
 #[inline(always)]
 pub fn load_into<T: Copy>(skb: Skb, offset: u32, field: &mut T) {
-    // SAFETY: the kernel writes to all of the field, whose bits may be any, and nothing behind it.
+    // SAFETY: the kernel writes all of the field, where any bits are valid, and nothing behind it.
     let _loaded = unsafe {
         bpf_skb_load_bytes(
             skb.as_ptr().cast(),
@@ -421,12 +421,12 @@ pub fn load_into<T: Copy>(skb: Skb, offset: u32, field: &mut T) {
 
 #[inline(always)]
 fn empty() -> FibLookup {
-    // SAFETY: eight words are as long as the structure, which has integers and arrays of them, and
-    // any bits are those.
+    // SAFETY: the words are as long as the structure, which consists of integers and arrays of
+    // integers.
     unsafe { transmute([ZERO.get(); size_of::<FibLookup>() / size_of::<u64>()]) }
 }
 
-/// Asks the kernel; `fib` has what else it shall know.
+/// Runs the look-up; `fib` holds its optional fields.
 #[inline(always)]
 fn ask<A: Net>(
     skb: Skb,
@@ -437,17 +437,17 @@ fn ask<A: Net>(
 ) -> u32 {
     fib.family = A::AF;
     fib.ifindex = ifindex;
-    // The route is asked for, not whether this packet is too long for it: the kernel looks at the
-    // packet where this is 0.
+    // With 0 the kernel would check this packet against the MTU. Only the route matters here.
     fib.__bindgen_anon_1.tot_len = 1;
     A::fib_addrs(fib, *src, *dst);
     let size = size_of::<FibLookup>() as i32;
     // SAFETY: the helper takes the context, and a structure that is lent here alone with its size.
     let result = unsafe { bpf_fib_lookup(skb.as_ptr().cast(), from_mut(fib), size, flags) };
     match result as u32 {
-        // The neighbour is asked for on the way out.
+        // The kernel resolves the neighbour when it sends the packet.
         BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH => fib.ifindex,
-        // No forwarding: to the host itself, or nowhere. The lookup does not say which.
+        // Not forwarded: the destination is the host itself, or unreachable. The result is the
+        // same.
         BPF_FIB_LKUP_RET_NOT_FWDED if maps::own_addr(dst).is_some() => HOST,
         BPF_FIB_LKUP_RET_FWD_DISABLED | BPF_FIB_LKUP_RET_UNSUPP_LWT => UNKNOWN,
         _ => NO_ROUTE,
@@ -457,23 +457,22 @@ fn ask<A: Net>(
 /// The fields of an IP header, and the start of the transport header.
 #[derive(Clone, Copy)]
 pub struct Header<A> {
-    /// Its offset in the packet.
+    /// The offset of the IP header in the packet, in bytes.
     pub at: u32,
     pub src: A,
     pub dst: A,
     pub proto: Proto,
     pub l4: u32,
-    /// The end of the packet by its own account.
+    /// The end of the packet, by the length in its IP header.
     pub end: u32,
-    /// Which part of a packet this is.
     pub part: FragmentPart,
-    /// The protocol and the identification that fragments have in common.
+    /// The protocol and the identification that a packet's fragments share.
     pub split: Proto,
     pub id: u32,
 }
 
-/// Returns the end of a packet whose IP header says that `len` bytes follow after `start`. If none
-/// do, it is one of more than 64 KiB on its way to segmentation.
+/// Returns the end of a packet, from `start` and the length in its IP header (in network byte
+/// order). A length of 0 belongs to a packet of more than 64 KiB that the kernel will segment.
 #[inline(always)]
 pub fn end(skb: Skb, start: u32, len: u16) -> u32 {
     if len == 0 && skb.len() > u16::MAX.into() {
@@ -486,8 +485,8 @@ pub fn end(skb: Skb, start: u32, len: u16) -> u32 {
 /// The next hop of a packet.
 #[derive(Clone, Copy)]
 pub enum NextHop {
-    /// Up, to a socket of the host.
+    /// A socket of the host.
     Host,
-    /// Out through the device of this interface index.
+    /// The device with this interface index.
     Device(u32),
 }

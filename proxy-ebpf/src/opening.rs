@@ -1,4 +1,4 @@
-//! What was decided about a flow that is about to be opened.
+//! The decision about a flow that is about to be opened.
 
 use proxy_common::addr::{Addr, SockAddr};
 use proxy_common::flow::CachedRoute;
@@ -15,12 +15,11 @@ pub struct Opening<A: Addr> {
     pub flags: u8,
     /// The flags of the device that the client's packet came in by, or 0.
     pub device: u32,
-    /// The way past the stack, if the flow takes one from its first packet on.
+    /// The routes past the stack, if the flow bypasses the stack.
     pub way: Way,
 }
 
-/// The judgements with which a flow past the stack starts: those of the client's packets, and of
-/// the backend's.
+/// The cached routes with which a bypass flow starts, for each direction.
 #[derive(Clone, Copy)]
 pub struct Way {
     pub original: CachedRoute,
@@ -28,7 +27,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// None: the stack sees the flow.
+    /// No routes: the flow takes the stack.
     pub const STACK: Self = Self {
         original: CachedRoute::NONE,
         reply: CachedRoute::NONE,
@@ -43,9 +42,9 @@ impl Way {
 /// How a new flow changes its client's address.
 #[derive(Clone, Copy)]
 pub struct Source<A> {
-    /// The address that the backend shall see; the client's own address to keep it.
+    /// The source address towards the backend. The client's own address if it does not change.
     pub addr: A,
-    /// The client's port must not be used, because another conversation with this backend has it.
+    /// The client's port must not be used, because another connection to this backend has it.
     pub port_taken: bool,
     /// The value of `GENERATION` before the backend was chosen.
     pub generation: u32,

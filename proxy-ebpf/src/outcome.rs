@@ -1,4 +1,4 @@
-//! The result of a way through the programs, in one register.
+//! The result of a packet's path through a program, in one register.
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use proxy_common::counter::{Reason, Verdict};
@@ -14,7 +14,7 @@ impl Action {
     pub const DROP: Self = Self(TC_ACT_SHOT);
 }
 
-/// The reasons by their numbers, with room up to a power of two.
+/// The reasons by number, padded to a power of two.
 static REASON_AT: [Option<Reason>; 64] = {
     let mut reasons = [None; 64];
     let mut index = 0;
@@ -25,7 +25,7 @@ static REASON_AT: [Option<Reason>; 64] = {
     reasons
 };
 
-/// The result of a body, in one register: a tc action, or the reason why there is none.
+/// A tc action or a [`Reason`], in one register.
 #[repr(transparent)]
 pub struct Outcome(pub i32);
 
@@ -40,7 +40,7 @@ impl Outcome {
         Self::of_number(result.map(|Action(action)| action))
     }
 
-    /// Returns a small number, or a reason.
+    /// Encodes a small number, or a reason.
     #[inline(always)]
     pub fn of_number(result: Result<i32, Reason>) -> Self {
         match result {
@@ -49,8 +49,8 @@ impl Outcome {
         }
     }
 
-    /// Returns the reason if it is one of those that packets without a flow have, which pass at any
-    /// hook but the anchor.
+    /// Returns `NotOurs` or `NoFlow`, the reasons of packets without a flow, which pass at every
+    /// hook but the anchor. `None` for any other outcome.
     #[inline(always)]
     pub fn is_of_others(&self) -> Option<Reason> {
         const {
@@ -77,7 +77,7 @@ impl Outcome {
     }
 
     /// Returns true for a packet of another protocol, which may be an ICMP error about a packet of
-    /// ours.
+    /// a flow.
     #[inline(always)]
     pub fn is_other_protocol(&self) -> bool {
         self.0 == Self::REASONS + Reason::Protocol as i32
@@ -93,7 +93,8 @@ impl Outcome {
         if self.0 < Self::REASONS {
             return Ok(self.0);
         }
-        // A mask, which the verifier follows however the compiler arranges the rest.
+        // A mask bounds the index for the verifier, however the compiler arranges the comparison
+        // above.
         const MASK: i32 = REASON_AT.len() as i32 - 1;
         const { assert!(Self::REASONS & MASK == 0 && REASON_AT.len().is_power_of_two()) };
         REASON_AT[(self.0 & MASK) as usize].map_or(Ok(self.0), Err)

@@ -1,4 +1,4 @@
-//! Read and rewrite the headers of packets whose transport we translate.
+//! Reads and rewrites the headers of TCP, UDP and SCTP packets.
 
 use core::mem::size_of;
 
@@ -14,7 +14,7 @@ use crate::sctp;
 use crate::skb::{ETH_LEN, LinkHeader, Skb};
 use crate::tcp::{self, ACK, Numbers, TCP_LEN, TcpStart};
 
-/// A TCP, UDP or SCTP packet over one family. It lives in map memory
+/// A TCP, UDP or SCTP packet of one family. It lives in map memory
 /// ([`Scratch`](crate::maps::Scratch)): the stack is too small for it.
 #[derive(Clone, Copy)]
 pub struct Packet<A: Addr> {
@@ -23,26 +23,26 @@ pub struct Packet<A: Addr> {
     pub proto: Proto,
     signals: Signals,
     marks: u8,
-    /// The packets and bytes that it counts for.
+    /// For the counters: the packets on the wire (GSO segments), and the bytes with link header.
     pub segments: u32,
     pub len: u32,
     numbers: Numbers,
     /// The word of [`Head::check`].
     check: u32,
-    /// `DECISIONS` is about this packet.
+    /// `DECISIONS` holds the decision about this packet.
     pub decided: bool,
-    /// The packet's flow has left a silent backend, which is in the scratch still.
+    /// The packet's flow has left a silent backend, which the scratch's flow still names.
     pub moves: bool,
     /// The packet's flow has ended because another connection has its port: see [`Seen::CLASHES`].
     pub port_taken: bool,
 }
 
-/// The headers of a packet, but for the addresses.
+/// The headers of a packet, without the addresses.
 ///
-/// Kept in the packet's control block, which is the program's own while it runs: there every
-/// function can reach it that has the packet. A value that comes back from there is any number to
-/// the verifier. So the verifier follows the rest once, and not once for every way through the
-/// headers.
+/// Stored in the packet's control block (`__sk_buff::cb`), which belongs to the program while it
+/// runs, and which every function with the packet can read. The verifier treats a value from there
+/// as unknown. So it checks the code behind the parser once, instead of once for each path through
+/// the parser.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Found {
@@ -57,7 +57,7 @@ pub struct Found {
     pub id: u32,
     pub signals: Signals,
     pub marks: u8,
-    /// Offset of an Internet checksum in the transport header; 0 if there is none here.
+    /// Offset of the Internet checksum in the transport header; 0 for SCTP and for later fragments.
     pub check: u8,
     /// The protocol in a fragment's key.
     pub split: Proto,
@@ -73,11 +73,12 @@ pub const FIRST: u8 = 1 << 1;
 pub const LATER: u8 = 1 << 2;
 /// The packet has the usual headers: see [`Head`].
 const USUAL: u8 = 1 << 3;
-/// The packet acknowledges something, for TCP.
+/// The packet has TCP's ACK flag.
 const ACKS: u8 = 1 << 4;
 /// The packet starts with its IP header.
 const HEADERLESS: u8 = 1 << 6;
-/// A UDP checksum of 0 means "none" (RFC 768): it must stay, and must not come about by arithmetic.
+/// A UDP checksum of 0 means "no checksum" (RFC 768): it must stay 0, and an update must not result
+/// in 0.
 const ZERO_IS_NONE: u8 = BPF_F_MARK_MANGLED_0 as u8;
 
 #[derive(Clone, Copy)]
@@ -100,7 +101,7 @@ impl Found {
         }
     }
 
-    /// Takes over what the flags of TCP say.
+    /// Takes over the signals of TCP's flags.
     #[inline(always)]
     fn take_flags(&mut self, flags: u8) {
         if tcp::opens(flags) {
@@ -120,7 +121,7 @@ impl<A: Net> Packet<A> {
         self.take::<false>(skb, link, hook)
     }
 
-    /// Reads a packet of the host's to itself, which may go to a loopback address.
+    /// Reads a packet that the host sends to itself, possibly to a loopback address.
     #[inline(never)]
     pub fn parse_within_host(&mut self, skb: Skb, hook: Hook) -> Result<(), Reason> {
         self.take::<true>(skb, LinkHeader::Ethernet, hook)
@@ -133,7 +134,7 @@ impl<A: Net> Packet<A> {
         link: LinkHeader,
         hook: Hook,
     ) -> Result<(), Reason> {
-        // The room still holds the last packet.
+        // The memory still holds the previous packet.
         self.proto = Proto::ANY;
         self.decided = false;
         self.moves = false;
@@ -192,8 +193,8 @@ impl<A: Net> Packet<A> {
         FlowKey::new(hook, self.proto, self.src, self.dst)
     }
 
-    /// Returns true if the packet may open a flow. A packet from the middle of a TCP connection or
-    /// SCTP association belongs to another program, or to none.
+    /// Returns true if the packet may open a flow. Without a flow, a packet from the middle of a
+    /// TCP connection or SCTP association belongs to a connection that kpx does not translate.
     #[inline(always)]
     pub fn opens(&self) -> bool {
         self.marks & OPENS != 0
@@ -220,32 +221,32 @@ impl<A: Net> Packet<A> {
         maps::again(&self.marks) & OPENS != 0
     }
 
-    /// Returns what the packet tells its flow, read again.
+    /// Returns the packet's signals, read again: see [`maps::again`].
     #[inline(always)]
     pub fn signals_again(&self) -> Signals {
         maps::again(&self.signals)
     }
 
-    /// Returns what the packet tells its flow.
     #[inline(always)]
     pub fn signals(&self) -> Signals {
         self.signals
     }
 
-    /// Returns TCP's sequence number. None of a later fragment.
+    /// Returns TCP's sequence number in host byte order. `None` for later fragments and other
+    /// protocols.
     #[inline(always)]
     pub fn seq(&self) -> Option<u32> {
         (self.proto == Proto::TCP && self.marks & LATER == 0)
             .then_some(u32::from_be(self.numbers.seq))
     }
 
-    /// Returns what a TCP packet acknowledges.
+    /// Returns TCP's acknowledgement number. `None` without the ACK flag.
     #[inline(always)]
     pub fn acked(&self) -> Option<Acked> {
         (self.marks & ACKS != 0).then_some(Acked(u32::from_be(self.numbers.acked)))
     }
 
-    /// Gives the packet other addresses and ports, and fixes its checksums. `is_far` tells that its
+    /// Replaces the packet's addresses and ports, and updates its checksums. `is_far` is set if the
     /// flow's client is behind an uplink.
     #[inline(never)]
     pub fn rewrite(
@@ -283,7 +284,7 @@ impl<A: Net> Packet<A> {
     }
 }
 
-/// Describes a packet with the usual headers.
+/// Describes a packet with the usual headers: see [`Head`].
 #[inline(always)]
 fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
     let mut found = Found {
@@ -307,8 +308,8 @@ fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
     found
 }
 
-/// Reads the headers of any packet. The addresses and TCP's numbers; the rest is what is found in
-/// it.
+/// Reads the headers of any packet. Returns the addresses and TCP's numbers, and stores the other
+/// fields in the control block.
 #[inline(always)]
 fn read<A: Net, const WITHIN_HOST: bool>(
     skb: Skb,
@@ -349,7 +350,7 @@ fn read<A: Net, const WITHIN_HOST: bool>(
             A::forget_fragment(skb);
         }
         numbers = match transport(skb, &header, &mut found) {
-            // The stack may join the fragments, and no ingress hook would translate the whole.
+            // The stack may reassemble the packet behind this hook, and no hook would translate it.
             Err(Reason::Malformed)
                 if header.part == FragmentPart::FIRST
                     && hook == Hook::INGRESS
@@ -364,8 +365,7 @@ fn read<A: Net, const WITHIN_HOST: bool>(
     Ok((header.src, header.dst, numbers))
 }
 
-/// Reads the transport header, which must be there by the lengths that the IP header gives. Returns
-/// TCP's numbers.
+/// Reads the transport header, which must fit the length in the IP header. Returns TCP's numbers.
 #[inline(always)]
 fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<Numbers, Reason> {
     let mut numbers = Numbers::NONE;
@@ -418,8 +418,8 @@ fn replace_addr<A: Net>(
     A::store_addr(skb, found.link().len(), offset, from, to)
 }
 
-/// Without `BPF_F_PSEUDO_HDR`: a port is no part of the seed that the hardware starts a checksum
-/// from.
+/// Without `BPF_F_PSEUDO_HDR`: ports are not part of the pseudo header, from which hardware starts
+/// a checksum.
 #[inline(always)]
 fn replace_port(skb: Skb, found: &Found, offset: u32, from: Port, to: Port) -> Result<(), Reason> {
     let flags = check_flags(found) | size_of::<u16>() as u32;

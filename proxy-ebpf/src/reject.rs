@@ -1,5 +1,6 @@
-//! Answers to packets that no backend will serve, so that their sender learns it at once. TCP gets
-//! a RST, the rest an ICMP "port unreachable". The packet itself is turned into its answer.
+//! Rejects packets that no backend will serve, so that their senders fail at once: TCP with a RST,
+//! other protocols with an ICMP "port unreachable". The program turns the packet itself into the
+//! answer.
 
 use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use proxy_common::addr::Proto;
@@ -14,15 +15,15 @@ use crate::skb::{LinkHeader, Skb};
 use crate::tcp::{ACK, RST_ACK};
 use crate::{Action, maps};
 
-/// The way out of an answer.
+/// The exit of an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Exit {
     /// Back out of the device through which the packet came in.
     Device,
-    /// The same, of a device without Ethernet headers.
+    /// The same, for a device without Ethernet headers.
     Headerless,
-    /// Back into the anchor or lo, through which the packet of a socket of the host was leaving.
+    /// Back into the anchor or lo, where a packet of the host's own socket was leaving.
     Host,
 }
 
@@ -54,8 +55,8 @@ struct TcpHeader {
 }
 const TCP_LEN: u32 = size_of::<TcpHeader>() as u32;
 
-/// The bytes of SCTP that are quoted. An INIT has no tag in its header. Its sender knows it by the
-/// tag inside, which ends here (RFC 9260 §3.3.2, §10).
+/// The SCTP bytes in a quote. An INIT has no verification tag in its header, so its sender
+/// identifies it by the initiate tag, which ends here (RFC 9260 §3.3.2, §10).
 const INIT_QUOTED: u32 = 12 + 4 + 4;
 
 /// RFC 792 p. 4, RFC 4443 §3.1.
@@ -66,12 +67,12 @@ struct IcmpHeader {
     code: u8,
     check: u16,
     unused: u16,
-    /// Unused as well; where a half-done UDP checksum would be finished, if the packet brought one.
+    /// Unused as well. If the packet has an unfinished UDP checksum, the kernel completes it here.
     checksum_of_udp: u16,
 }
 
-/// Returns true if this host may answer the packet. Only a frame for this host is answered (RFC
-/// 1122 §3.2.2), and only so many in a second.
+/// Returns true if this host may answer the packet: its frame is for this host (RFC 1122 §3.2.2),
+/// and the limit per second is not reached.
 #[inline(never)]
 pub fn may_answer(skb: Skb, exit: Exit) -> bool {
     let (is_for_us, asker) = match exit {
@@ -95,7 +96,7 @@ pub fn may_answer(skb: Skb, exit: Exit) -> bool {
 
 #[inline(always)]
 fn is_for_us(skb: Skb, flags: u32, mac: [u8; 6]) -> bool {
-    /// IEEE 802: of a group of hosts.
+    /// The bit of group addresses (IEEE 802).
     const GROUP: u8 = 1;
     if flags & Device::LOOSE != 0 {
         mac[0] & GROUP == 0
@@ -107,7 +108,7 @@ fn is_for_us(skb: Skb, flags: u32, mac: [u8; 6]) -> bool {
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
     let link = exit.link();
-    // The addresses were judged before: those of the host's own packets may be loopback ones.
+    // The caller has checked the addresses. The host's own packets may have loopback addresses.
     let mut header = A::whole_header(skb, link)?;
     if header.part == FragmentPart::LATER {
         return Err(Reason::Rewrite);
@@ -118,7 +119,8 @@ pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
     }
     match header.proto {
         Proto::TCP => reset(skb, &header, unfinished)?,
-        // An unfinished checksum is that of a socket here, and no wire lies between it and us.
+        // An unfinished SCTP checksum comes from a socket of this host, and the answer returns to
+        // that socket, without a wire in between.
         Proto::SCTP if header.end - header.l4 >= INIT_QUOTED => {
             unreachable::<A, A::SctpQuote>(skb, &header, false)?
         }
@@ -132,21 +134,21 @@ pub fn run<A: Net>(skb: Skb, exit: Exit) -> Result<Action, Reason> {
         Exit::Host => skb.inject(skb.ifindex()),
         Exit::Device => skb.redirect(skb.ifindex(), 0),
         Exit::Headerless => {
-            // Some tunnels find their other end by the packet's route, which this helper looks up.
-            // It takes a packet only with an Ethernet header, and takes that off for such a device.
+            // Some tunnels find their remote end by the packet's route, which this helper looks up.
+            // The helper requires an Ethernet header, and removes it for such a device.
             skb.add_ethernet(&[0; 6], A::ETHERTYPE)?;
             skb.redirect_neigh(skb.ifindex())
         }
     })
 }
 
-/// Makes the packet one without options or extension headers, and so it is quoted, too. Answers
-/// have none, and their checksum must be where the kernel may have begun it for the packet.
+/// Removes IP options or extension headers from the packet, and so from its quote. The answer has
+/// none, and its checksum must be at the offset where the kernel may complete the packet's.
 #[inline(always)]
 fn cut_options<A: Net>(skb: Skb, header: &mut Header<A>) -> Result<(), Reason> {
     let len = header.end - header.l4;
-    // A few bytes of a transport are quoted, and the kernel does not cut from what is to be
-    // segmented.
+    // Shortened first: a quote needs few transport bytes, and the kernel cannot cut headers of a
+    // packet that it will segment.
     skb.resize(header.l4 + TCP_LEN)?;
     skb.cut(header.l4 - header.at - A::IP_LEN)?;
     header.l4 = header.at + A::IP_LEN;
@@ -155,7 +157,7 @@ fn cut_options<A: Net>(skb: Skb, header: &mut Header<A>) -> Result<(), Reason> {
     skb.store(header.at, &plain, BPF_F_RECOMPUTE_CSUM)
 }
 
-/// RFC 9293 §3.10.7.1: what a closed port answers.
+/// Turns the packet into the answer of a closed port (RFC 9293 §3.10.7.1).
 #[inline(always)]
 fn reset<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), Reason> {
     let tcp: TcpHeader = skb.load(header.l4)?;
@@ -165,7 +167,7 @@ fn reset<A: Net>(skb: Skb, header: &Header<A>, unfinished: bool) -> Result<(), R
     let (seq, ack, flags) = if tcp.flags & ACK != 0 {
         (tcp.ack, 0, RST_ACK & !ACK)
     } else {
-        // A SYN counts for one; no client sends data to a port that was never open.
+        // A SYN occupies one sequence number. Clients send no data to a port that was never open.
         (0, u32::from_be(tcp.seq).wrapping_add(1).to_be(), RST_ACK)
     };
     let mut answer = TcpHeader {
@@ -208,10 +210,9 @@ fn unreachable<A: Net, Q: Copy>(
         checksum_of_udp: 0,
     };
     if unfinished {
-        // The packet is still marked as one whose UDP checksum is to be finished here. The kernel
-        // would write
-        // the inverted sum of all from the ICMP header on. With the pseudo header's sum in this
-        // place, that value stands here already (over IPv4 it is zero, in its other form).
+        // The packet is still CHECKSUM_PARTIAL: at this offset, the kernel will write the inverted
+        // sum of all bytes from the ICMP header on. If this field holds the pseudo header's sum,
+        // the kernel writes the same value again (over IPv4 the other form of zero).
         icmp.checksum_of_udp = fold(pseudo);
     }
     icmp.check = !fold(sum(&quote, sum(&icmp, pseudo)));
@@ -235,11 +236,11 @@ fn write_header<A: Net>(
     )
 }
 
-/// Returns true if the device is to finish the checksum at `offset`.
+/// Returns true if the checksum at `offset` is unfinished: the device completes it.
 ///
-/// Nothing tells us directly. But the kernel leaves such a checksum alone when told of a change
-/// outside the pseudo header, so we tell it of one and look. (Then the field is as before: it may
-/// be quoted.)
+/// Programs cannot read this state. But the kernel leaves such a checksum unchanged in an update
+/// for bytes outside the pseudo header, so the program makes such an update and compares. It then
+/// restores the field, which may be quoted.
 #[inline(always)]
 fn has_unfinished_checksum(skb: Skb, offset: u32) -> Result<bool, Reason> {
     let before: u16 = skb.load(offset)?;

@@ -31,19 +31,19 @@ impl Ring {
         self.0 & 1 != 0
     }
 
-    /// A ring at random, for a program that looks for flows to forget.
+    /// Returns a random ring, for a program that looks for flows to evict.
     #[inline(always)]
     pub fn any() -> Self {
         Self(below(HALF_OPEN_RINGS.get() * CLASSES))
     }
 
-    /// The number of places that the ring has.
+    /// Returns the number of places in the ring.
     #[inline(always)]
     pub fn places(self) -> u32 {
         HALF_OPEN_PLACES.get() >> ((self.0 & 1) * STREAMS_SHIFT)
     }
 
-    /// Returns the number that a place of the ring has among those of all rings.
+    /// Returns the index of a place of the ring in `HALF_OPEN_RING`.
     #[inline(always)]
     pub fn index(self, place: u32) -> u32 {
         let waiting = HALF_OPEN_PLACES.get();

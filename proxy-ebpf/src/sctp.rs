@@ -1,4 +1,4 @@
-//! SCTP (RFC 9260): what its first chunk says of an association, and its ports.
+//! SCTP (RFC 9260): the signals of a packet's first chunk, and the rewrite of its ports.
 
 use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use proxy_common::addr::Port;
@@ -32,7 +32,7 @@ const COOKIE_ACK: u8 = 11;
 const SHUTDOWN_COMPLETE: u8 = 14;
 
 impl Start {
-    /// An INIT is never bundled (§6.10): in a later chunk it opens nothing.
+    /// An INIT is never bundled (§6.10), so only the first chunk counts.
     #[inline(always)]
     pub fn opens(&self) -> bool {
         self.kind == INIT
@@ -50,12 +50,10 @@ impl Start {
     }
 }
 
-/// Gives an SCTP packet other ports. Its checksum covers them, but no addresses.
+/// Replaces the ports of an SCTP packet. Its checksum covers ports, but not addresses.
 ///
-/// A checksum that the device or segmentation is to compute is zero here, and has to stay so. The
-/// kernel computes it over the packet as it is. (That a computed one is zero happens once in 2^32
-/// packets; that one is
-/// lost.)
+/// A checksum that the device or segmentation will compute is 0 here, and has to stay 0. (A
+/// computed checksum is 0 in one of 2^32 packets; that packet is lost.)
 #[inline(always)]
 pub fn set_ports(skb: Skb, sport: Port, dport: Port) -> Result<(), Reason> {
     let found = skb.found();
@@ -68,8 +66,7 @@ pub fn set_ports(skb: Skb, sport: Port, dport: Port) -> Result<(), Reason> {
     }
 }
 
-/// A function of its own, which the verifier follows apart. `ports` has the source port in its
-/// upper half.
+/// A separate function with its own stack. `ports` has the source port in its upper half.
 #[inline(never)]
 fn rewrite(skb: Skb, ports: u32) -> u32 {
     try_rewrite(skb, [(ports >> 16) as u16, ports as u16])
@@ -81,7 +78,8 @@ fn rewrite(skb: Skb, ports: u32) -> u32 {
 fn try_rewrite(skb: Skb, ports: [u16; 2]) -> Result<(), Reason> {
     let found = skb.found();
     let l4 = u32::from(found.l4);
-    // The checksum covers the whole packet: its length shows only when it is complete.
+    // The checksum covers the whole packet, and its update needs the length, which a first fragment
+    // does not have.
     if found.marks & FIRST != 0 || found.len > u32::from(u16::MAX) {
         return Err(Reason::Rewrite);
     }
@@ -92,13 +90,13 @@ fn try_rewrite(skb: Skb, ports: [u16; 2]) -> Result<(), Reason> {
     let diff = bytes([found.sport.wire() ^ ports[0], found.dport.wire() ^ ports[1]]);
     let checksum =
         global_fn::kpx_crc32c(u32::from_le(checksum), u32::from_le(diff), found.len).to_le();
-    // To a checksum over the whole packet, which a device may have taken, this one makes up for
-    // nothing.
+    // SCTP's checksum does not compensate for new ports in a device's sum over the whole packet, so
+    // both stores update that sum.
     skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM)?;
     skb.store(l4 + CHECKSUM_OFFSET, &checksum, BPF_F_RECOMPUTE_CSUM)
 }
 
-/// Two half-words as one word, in the order in which they lie.
+/// Joins two half-words to a word, in memory order.
 #[inline(always)]
 fn bytes(halves: [u16; 2]) -> u32 {
     let [a, b] = halves[0].to_ne_bytes();

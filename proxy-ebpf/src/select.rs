@@ -1,4 +1,4 @@
-//! Which backend of a set serves a new flow, and which flow leaves a silent one.
+//! The choice of a backend for a new flow, and the failover of a flow from a silent backend.
 
 use core::num::NonZeroU32;
 
@@ -16,7 +16,7 @@ use crate::net::Net;
 use crate::packet::Packet;
 use crate::random::below;
 
-/// Chooses a backend out of the decision's set, which has slots.
+/// Chooses a backend from the decision's set, which must have slots.
 #[inline(always)]
 pub fn backend<A: Net>(
     client: &SockAddr<A>,
@@ -30,15 +30,15 @@ pub fn backend<A: Net>(
         by_algorithm(client, service, decision)?;
     }
     decision.flags |= Decision::<A>::BACKEND;
-    // A client from elsewhere may come in another's name: see `decide::remember`.
+    // A client outside may be spoofed: see `decide::remember`.
     if sticks && !decision.origin.is_remote() {
         remember(&client.addr, decision);
     }
     Ok(())
 }
 
-/// Chooses any backend out of the decision's set but the silent one, if there is another. A client
-/// with affinity stays with the new one.
+/// Chooses a random backend from the decision's set, other than the silent backend if there is
+/// another. A client with affinity stays with the new backend.
 #[inline(never)]
 pub fn another<A: Net>(
     client: &A,
@@ -65,14 +65,13 @@ pub fn another<A: Net>(
     Ok(())
 }
 
-/// Counts a SYN that comes again while the backend has sent nothing. Returns true if the flow
-/// leaves for another backend then.
+/// Counts a repeated SYN on a flow without an answer. Returns true if the flow leaves its backend
+/// for another.
 ///
-/// A stranger's SYN in the client's name does not end the wait: the backend has had its time,
-/// counted from the first SYN.
+/// A spoofed SYN cannot shorten the wait: it counts from the first SYN.
 #[inline(never)]
 pub fn leaves_silent<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
-    // Read again, so that the verifier follows what comes next once, whatever was found.
+    // Read again, so that the verifier checks the code below once, for any value.
     if maps::again(&packet.proto) != Proto::TCP
         || !packet.opens_again()
         || maps::again(&flow.rx).has(Seen::PACKET)
@@ -98,9 +97,10 @@ pub fn leaves_silent<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
     service.has(Service::FAILS_OVER) && waited >= patience
 }
 
-// Functions of their own, so that their keys need not be on the stack together.
+// Separate functions, so that their keys are not on the stack at the same time.
 
-/// The backend that this client had, if that was not too long ago and it is still in the set.
+/// Chooses the client's previous backend. Returns false if the affinity has expired or the backend
+/// is no longer in the set.
 #[inline(never)]
 fn by_affinity<A: Net>(client: &A, service: &Service, decision: &mut Decision<A>) -> bool {
     let Some(had) = maps::affinity(&AffinityKey::new(decision.service, *client)) else {
@@ -127,14 +127,14 @@ fn remember<A: Net>(client: &A, decision: &Decision<A>) {
     maps::set_affinity(&key, &Affinity::new(decision.backend_at(), now_secs()));
 }
 
-/// Remembers the backend of a client that may not exist.
+/// Stores the affinity of a client that may be spoofed.
 #[inline(never)]
 pub fn remember_new<A: Net>(client: &A, decision: &Decision<A>) {
     let key = AffinityKey::new(decision.service, *client);
     maps::set_new_affinity(&key, &Affinity::new(decision.backend_at(), now_secs()));
 }
 
-/// Remembers the backend of a flow whose client has shown itself.
+/// Stores the affinity of a flow's client, which has proven that it exists.
 #[inline(never)]
 pub fn remember_shown<A: Net>(flow: &Flow<A>, proto: Proto) {
     if !flow.shows_no_client(proto)
@@ -161,7 +161,7 @@ fn by_algorithm<A: Net>(
     Ok(())
 }
 
-/// The index of a slot, as the service's algorithm has it.
+/// Returns the index of a slot by the Service's algorithm.
 #[inline(always)]
 fn index<A: Net>(
     client: &SockAddr<A>,
@@ -180,7 +180,7 @@ fn index<A: Net>(
         Some(Choice::RoundRobin) => maps::next_turn(&key) % count,
         Some(Choice::LeastConnections) => {
             let first = below(count.get());
-            // Another one, if there is.
+            // A different slot, if there is one.
             let second = (first + 1 + below(count.get() - 1)) % count;
             if service.has(Service::WEIGHTED) {
                 return lighter(
@@ -202,13 +202,13 @@ fn index<A: Net>(
 
 const PLACES: NonZeroU32 = NonZeroU32::new(MAGLEV_PLACES as u32).unwrap();
 
-/// The slot at a place. Without its table a service still has its first slot.
+/// Returns the slot at a place of the Maglev table. Without a table, the first slot serves.
 #[inline(always)]
 fn place<A: Net>(set: &SetKey<A>, place: usize) -> u32 {
     maps::maglev_slot(set, place).unwrap_or(0)
 }
 
-/// Of two slots the one whose backend has fewer open flows for its weight.
+/// Returns the slot of the backend with fewer open flows for its weight.
 #[inline(always)]
 fn lighter<A: Net>(decision: &Decision<A>, first: u32, second: u32) -> u32 {
     let (flows1, weight1) = load(decision, first);
@@ -220,7 +220,7 @@ fn lighter<A: Net>(decision: &Decision<A>, first: u32, second: u32) -> u32 {
     }
 }
 
-/// The number of a backend's open flows, and its weight.
+/// Returns the number of a backend's open flows, and its weight.
 #[inline(always)]
 fn load<A: Net>(decision: &Decision<A>, index: u32) -> (u64, u64) {
     slot(decision, index).map_or((u64::from(u32::MAX), 1), |backend| {

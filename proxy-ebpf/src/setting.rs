@@ -1,5 +1,5 @@
-//! Settings, which the loader writes before it loads the programs. The verifier knows their values,
-//! and leaves out of the programs what they rule out.
+//! Settings, which the loader writes before it loads the programs. To the verifier they are
+//! constants, and it removes the code that they make unreachable.
 
 use proxy_common::flow::Timeouts;
 use proxy_common::maps::FLOWS;
@@ -9,18 +9,18 @@ use proxy_common::maps::FLOWS;
 pub struct Setting<T>(T);
 
 impl<T: Copy> Setting<T> {
-    /// The value that the loader has set. (By a plain read the compiler would take it for what it
-    /// says here.)
+    /// Returns the value that the loader has set. (For a plain read, the compiler would insert the
+    /// default.)
     #[inline(always)]
     pub fn get(&self) -> T {
-        // SAFETY: a reference to an initialised value, which the loader writes only before the
-        // programs were loaded.
+        // SAFETY: a reference to an initialised value, which the loader writes only before it loads
+        // the programs.
         unsafe { (&raw const self.0).read_volatile() }
     }
 }
 
-/// A zero that the compiler does not know, but the verifier does. Where the compiler knows that it
-/// clears a structure, it calls a function that does so byte by byte.
+/// A zero for the verifier, but an unknown value for the compiler, which clears a structure with a
+/// constant zero by a function that does so byte by byte.
 pub static ZERO: Setting<u64> = Setting(0);
 
 macro_rules! settings {
@@ -36,20 +36,19 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Not 0: packet marks are kept in `mark` as well, and only `mark` says whether the host made
-    /// the packet. This is for BPF_PROG_TEST_RUN, which takes and shows `mark`, but no `tc_index`,
-    /// and before Linux 5.17 no `ingress_ifindex`.
+    /// Not 0: hooks store packet marks in `mark` as well, and only `mark` shows whether the host
+    /// made the packet. For BPF_PROG_TEST_RUN, which accepts and returns `mark`, but not
+    /// `tc_index`, and `ingress_ifindex` only since Linux 5.17.
     EXPOSES_PACKET_MARK: u32 = 0;
 
-    /// 0: no packet skips the stack, and the programs have nothing for it. Else `Node::FAST_PATH`
-    /// says whether any does.
+    /// 0: the programs contain no fast path. Otherwise the flags of `Node::OF_FAST_PATH` enable it.
     FAST_PATH: u32 = 0;
 
-    /// Not 0: the hooks leave the slow path to the programs in `SLOW`. Else they have it themselves.
+    /// Not 0: the hooks call the slow path in `SLOW`. Otherwise they contain it.
     SPLIT: u32 = 0;
 
-    /// Answers of each CPU in one second. A flood in a victim's name must not become a flood of
-    /// answers.
+    /// The answers of each CPU in one second. A flood of spoofed packets must not become a flood of
+    /// answers to its victim.
     ANSWERS_PER_SEC: u32 = 1_024;
 
     /// The rings of the half-open queue, a power of two, and the places of each: see
@@ -57,7 +56,7 @@ settings! {
     HALF_OPEN_RINGS: u32 = 1;
     HALF_OPEN_PLACES: u32 = FLOWS / 4;
 
-    /// The entries that the table of flows has room for.
+    /// The capacity of `FLOWS` in entries.
     FLOW_ROOM: u32 = FLOWS;
 
     /// The times of [`Timeouts`], in seconds.

@@ -1,5 +1,5 @@
-//! A packet in the kernel's hands. All access is by the kernel's helpers. They know where the bytes
-//! are when a packet is not linear, and what to do to a checksum that the hardware will finish.
+//! Access to a packet (`__sk_buff`). Writes go through the kernel's helpers, which handle nonlinear
+//! packets and checksums that the device completes. So do all reads but [`Skb::peek`].
 
 mod foreign;
 mod mark;
@@ -29,7 +29,7 @@ pub use self::mark::PacketMark;
 /// Length of an Ethernet header.
 pub const ETH_LEN: u32 = 14;
 
-/// The header in front of the IP header, by the kind of the device; each with its length.
+/// The link header, by kind of device, with its length in bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum LinkHeader {
@@ -54,7 +54,7 @@ struct EthernetHeader {
     ethertype: u16,
 }
 
-/// Reads a field of the context, as the compiler likes: it may make one access of two.
+/// Reads a field of the context. The compiler may merge this read with the read of another field.
 macro_rules! field {
     ($skb:ident.$field:ident $([$n:literal])?) => {
         // SAFETY: the kernel lends the context for the program's whole run, and this is a field of
@@ -63,8 +63,8 @@ macro_rules! field {
     };
 }
 
-/// Reads a field of the context by an access of its own, where the compiler would make one access
-/// of this and another field's, to a place that the verifier does not know.
+/// Reads a field of the context with a separate access. Otherwise the compiler would merge the read
+/// with that of another field, and the verifier would reject the computed offset.
 macro_rules! field_alone {
     ($skb:ident.$field:ident) => {
         // SAFETY: the kernel lends the context for the program's whole run, and this is a field of
@@ -88,7 +88,7 @@ fn is_kept_in_mark() -> bool {
     EXPOSES_PACKET_MARK.get() != 0
 }
 
-/// A packet in the kernel's hands.
+/// A packet: a pointer to the program's context.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Skb(*mut __sk_buff);
@@ -110,8 +110,8 @@ impl Skb {
         field!(self.protocol)
     }
 
-    /// Returns true if the packet is in a VLAN. A tag without an identifier tells a priority only,
-    /// and the kernel takes the packet for one without (IEEE 802.1Q §6.9).
+    /// Returns true if the packet is in a VLAN. The kernel treats a tag with identifier 0, which
+    /// holds only a priority, as no tag (IEEE 802.1Q §6.9).
     #[inline(always)]
     pub fn is_in_vlan(self) -> bool {
         const IDENTIFIER: u32 = 0x0fff;
@@ -150,9 +150,8 @@ impl Skb {
         }
     }
 
-    /// Sets the mark for the hooks that follow. Our bits may hold something else before. The kernel
-    /// leaves a class there that another's filter has named, in a pod as well, and it survives
-    /// veth.
+    /// Sets the mark for later hooks. Its bits may hold another value before: the kernel stores the
+    /// class of another program's filter there, inside pods as well, and it survives veth.
     #[inline(always)]
     pub fn set_packet_mark(self, mark: PacketMark) {
         set_field!(self.tc_index, field!(self.tc_index) & !MARKS | mark.0);
@@ -161,7 +160,7 @@ impl Skb {
         }
     }
 
-    /// Takes the mark away: the next host must not find it (it survives veth).
+    /// Removes the mark. It survives veth, and the next host must not find it.
     #[inline(always)]
     pub fn clear_packet_mark(self) {
         self.clear(MARKS);
@@ -185,8 +184,8 @@ impl Skb {
         field!(self.len)
     }
 
-    /// Returns the number of packets on the wire: the kernel cuts some up late, and has put others
-    /// together.
+    /// Returns the number of packets on the wire: the kernel segments large packets late (GSO), and
+    /// has merged received packets (GRO).
     #[inline(always)]
     pub fn segments(self) -> u32 {
         match field!(self.gso_segs) {
@@ -195,14 +194,14 @@ impl Skb {
         }
     }
 
-    /// Reads the value at `offset`, if all of it can be read at once, without a helper.
+    /// Reads the value at `offset` without a helper. `None` unless all of it is in the linear part.
     #[inline(always)]
     pub fn peek<T: Copy>(self, offset: u32) -> Option<T> {
         let start = field!(self.data) as usize;
         let end = field!(self.data_end) as usize;
         let at = start + offset as usize;
-        // SAFETY: it is within the packet, where any bits are a `T`. (That a header is where its
-        // words can be read is the kernel's care.)
+        // SAFETY: the value is within the packet, where any bits are a `T`. (The kernel aligns
+        // headers so that their words can be read.)
         (at + size_of::<T>() <= end).then(|| unsafe { (at as *const T).read() })
     }
 
@@ -213,8 +212,8 @@ impl Skb {
             .map_err(|_| Reason::Malformed)
     }
 
-    /// Loads a value and lends it where it is. Returned, it would be copied, byte by byte if it is
-    /// large.
+    /// Loads a value and lends it in place. The compiler would copy a large return value byte by
+    /// byte.
     #[inline(always)]
     pub fn lend<T: Copy, R>(
         self,
@@ -224,15 +223,16 @@ impl Skb {
         let mut place = MaybeUninit::<T>::uninit();
         let to = place.as_mut_ptr().cast();
         let len = size_of::<T>() as u32;
-        // SAFETY: the kernel writes to all of the place, and nothing behind it.
+        // SAFETY: the kernel writes all of the value, and nothing behind it.
         match unsafe { bpf_skb_load_bytes(self.0.cast(), offset, to, len) } {
-            // SAFETY: it did, and every type that lies in packets may have any bits.
+            // SAFETY: the kernel has written the value, and any bits are valid for the types in
+            // packets.
             0 => Ok(borrow(unsafe { place.assume_init_mut() })),
             _ => Err(Reason::Malformed),
         }
     }
 
-    /// Overwrites bytes; `flags` as `bpf_skb_store_bytes` has them.
+    /// Overwrites bytes, with the flags of `bpf_skb_store_bytes`.
     #[inline(always)]
     pub fn store<T: Copy>(self, offset: u32, value: &T, flags: u32) -> Result<(), Reason> {
         self.buff()
@@ -266,10 +266,11 @@ impl Skb {
             .map_err(|_| Reason::Rewrite)
     }
 
-    /// Adds a difference to the sum that the device took over the whole packet, if it did.
+    /// Adds a difference to the device's sum over the whole packet (CHECKSUM_COMPLETE), if there is
+    /// one.
     #[inline(always)]
     pub fn add_to_sum(self, diff: u32) {
-        // SAFETY: the helper takes the context and a number. It refuses where there is no such sum.
+        // SAFETY: the helper takes the context and a number. It fails without such a sum.
         let _sum = unsafe { bpf_csum_update(self.0, diff) };
     }
 
@@ -278,8 +279,7 @@ impl Skb {
         self.store(0, mac, 0)
     }
 
-    /// Puts an Ethernet header in front of a packet that has none, as devices with Ethernet need
-    /// it.
+    /// Prepends an Ethernet header to a packet without link header.
     #[inline(always)]
     pub fn add_ethernet(self, dst: &[u8; 6], ethertype: u32) -> Result<(), Reason> {
         let header = EthernetHeader {
@@ -294,11 +294,12 @@ impl Skb {
         }
     }
 
-    /// Returns what was found in the packet: see [`Found`].
+    /// Reads the parsed headers from the control block: see [`Found`].
     #[inline(always)]
     pub fn found(self) -> Found {
         // SAFETY: the context is lent, and its control block is an array of five words. Volatile,
-        // so that the compiler does not remember what it wrote: the verifier would, too.
+        // so that the compiler reloads a value that it wrote: in a register, the verifier would
+        // keep the value's bounds.
         let word = |n: usize| unsafe { (&raw const (*self.0).cb[n]).read_volatile() };
         // SAFETY: five words are as long as a `Found`, any bits are one, and its fields are
         // integers.
@@ -319,8 +320,8 @@ impl Skb {
         set(4);
     }
 
-    /// Notes the hook and the outcome of its fast path for the program that takes the packet over
-    /// by a tail call.
+    /// Stores the hook and the outcome of its fast path in the control block, for the program that
+    /// the hook tail-calls.
     #[inline(always)]
     pub fn hand_over(self, hook: PacketHook, outcome: &Outcome) {
         set_field!(self.cb[0], u32::from(hook.id().0));
@@ -333,8 +334,8 @@ impl Skb {
         Some((hook, Outcome(field!(self.cb[1]) as i32)))
     }
 
-    // Functions of their own: the compiler would make one access of several, to a place that the
-    // verifier does not know.
+    // Separate functions: otherwise the compiler would merge several accesses, and the verifier
+    // would reject the computed offset.
 
     #[inline(never)]
     fn mark(self) -> u32 {
@@ -353,29 +354,29 @@ impl Skb {
         field_alone!(self.pkt_type) == PACKET_HOST
     }
 
-    /// Returns true if the frame is addressed to one other host, as the device knows it.
+    /// Returns true if the device has classified the frame as addressed to another host.
     #[inline(always)]
     pub fn is_anothers(self) -> bool {
         const PACKET_OTHERHOST: u32 = 3;
         field_alone!(self.pkt_type) == PACKET_OTHERHOST
     }
 
-    /// Returns true if the packet has a tag of IEEE 802.1Q, which here tells a priority only. The
-    /// stack takes it off; past the stack it would stay.
+    /// Returns true if the packet has an IEEE 802.1Q tag. The stack removes a tag that holds only a
+    /// priority; a packet that bypasses the stack would keep it.
     #[inline(never)]
     pub fn is_tagged(self) -> bool {
         field!(self.vlan_present) != 0
     }
 
-    /// The payload of each segment into which the packet will be cut, in bytes; 0 if it stays
-    /// whole.
+    /// Returns the payload of each GSO segment in bytes; 0 if the kernel will not segment the
+    /// packet.
     #[inline(never)]
     pub fn gso_size(self) -> u32 {
         field!(self.gso_size)
     }
 
-    /// Takes `len` bytes away that follow an IP header without options or extensions. What is
-    /// behind them stays where the kernel thinks it is, a checksum that is to be finished as well.
+    /// Removes the `len` bytes that follow the fixed part of the IP header. The kernel's offsets
+    /// into the bytes behind them stay valid, including that of a checksum to be completed.
     #[inline(always)]
     pub fn cut(self, len: u32) -> Result<(), Reason> {
         // SAFETY: the helper takes the context and numbers, and refuses to cut more than there is.
@@ -402,25 +403,26 @@ impl Skb {
         Action(unsafe { bpf_redirect(ifindex, flags) } as i32)
     }
 
-    /// Puts the packet into the other end of a device's pair, in the network namespace of that end.
+    /// Redirects the packet to the peer of a paired device, in the peer's network namespace.
     #[inline(always)]
     pub fn into_peer(self, ifindex: u32) -> Action {
         // SAFETY: the helper takes numbers only; a device that is gone costs the packet.
         Action(unsafe { bpf_redirect_peer(ifindex, 0) } as i32)
     }
 
-    /// Returns true if this is one IP packet longer than `mtu`, of which 0 means unknown.
+    /// Returns true if the packet is longer than `mtu` bytes (0: unknown), and the kernel will not
+    /// segment it.
     #[inline(always)]
     pub fn is_longer_than(self, mtu: u32) -> bool {
         mtu != 0 && self.segments() == 1 && self.len() > ETH_LEN + mtu
     }
 
-    /// Takes the route away that the host chose for its packet. So the packet is routed again once
-    /// lo has brought it in, and cut into fragments as one of its own. Lo carries longer packets
-    /// than the device that the packet leaves by.
+    /// Removes the route that the host chose for its packet. So the kernel routes the packet again
+    /// after it comes in through lo, and fragments it as its own. Lo's MTU is larger than that of
+    /// the device by which the packet leaves.
     ///
-    /// The helper's metadata is for tunnels; the kernel's input path takes it for no route
-    /// (`skb_valid_dst`), and drops it.
+    /// The helper replaces the route by tunnel metadata, which the kernel's input path does not
+    /// accept as a route (`skb_valid_dst`) and discards.
     #[inline(always)]
     pub fn route_again(self) -> Result<(), Reason> {
         // Identifier and remote address of a tunnel, the shortest form of `struct bpf_tunnel_key`.
@@ -443,12 +445,12 @@ impl Skb {
     /// Sends the packet out through a device, to the neighbour that the route there names; the
     /// kernel resolves its link address.
     ///
-    /// A next hop of ours would not do, because the packet would keep its route to the anchor. If
-    /// such a packet has to wait for the neighbour, the kernel takes the link address from that
-    /// route in the end.
+    /// Passing a next hop explicitly would fail, because the packet would keep its route to the
+    /// anchor. If it had to wait for the neighbour, the kernel would then take the link address
+    /// from that route.
     #[inline(always)]
     pub fn redirect_neigh(self, ifindex: u32) -> Action {
-        // SAFETY: no structure, and so no size.
+        // SAFETY: the structure is null, and its size 0.
         Action(unsafe { bpf_redirect_neigh(ifindex, null_mut(), 0, 0) } as i32)
     }
 

@@ -1,7 +1,8 @@
-//! The news that TCP's packets have for an established flow, on the short ways: the client's first
-//! acknowledgement of an answer, the backend's first one that goes further, and a FIN of either.
+//! The usual state changes of established TCP flows, on the short paths: the client's first
+//! acknowledgement of an answer, the backend's first acknowledgement of data, and a FIN of either
+//! side.
 //!
-//! `flow.rs` does the same with these packets, and more with all others.
+//! `flow.rs` does the same for these packets, and handles all others.
 
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::flow::{Acked, Ahead, Flow, Proof, Seen, Signals, is_recent};
@@ -12,14 +13,14 @@ use crate::maps::{self, Entry};
 use crate::net::Net;
 use crate::tcp;
 
-/// Returns true if [`there`] or [`back`] may take the packet's news.
+/// Returns true if [`take`] may apply the packet's state change.
 #[inline(always)]
 pub fn may_be_taken<A: Addr>(head: &Head<A>) -> bool {
     head.proto == Proto::TCP && head.flags & (tcp::SYN | tcp::RST | tcp::ACK) == tcp::ACK
 }
 
-/// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the
-/// flow is as it was then.
+/// Applies a packet's state change to a flow. Returns false if the slow path has to, with the flow
+/// unchanged.
 #[inline(never)]
 pub fn take<A: Net>(
     entry: &Entry<A>,
@@ -39,8 +40,8 @@ pub fn take<A: Net>(
     settles(entry, reply(entry, signals, seq, acked))
 }
 
-/// Changes the share of a flow's holder by what was looked at. Returns false if the slow path has
-/// to look.
+/// Applies a state change to the share of the flow's holder. Returns false if the slow path has to
+/// handle the packet.
 #[inline(always)]
 fn settles<A: Net>(entry: &Entry<A>, taken: Taken) -> bool {
     // A share that is given back is never refused.
@@ -51,19 +52,18 @@ fn settles<A: Net>(entry: &Entry<A>, taken: Taken) -> bool {
     A::share(&holder, &service, Register(taken.0))
 }
 
-/// The result of a look at a packet's news, in a register: by how many entries its flow's share
-/// changes, or that the slow path has to look.
+/// The change of the share of a flow's holder in entries, in a register, or [`Self::LEFT`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 struct Taken(u32);
 
 impl Taken {
-    /// The flow is as it was.
+    /// The slow path has to handle the packet. The flow is unchanged.
     const LEFT: Self = Self(1 << 31);
 }
 
-/// Looks at a packet towards the backend. Its step is left to the caller, because the client may
-/// have used up its share.
+/// Evaluates a packet towards the backend. The caller applies the step, because the client may have
+/// used up its share.
 #[inline(never)]
 fn original<A: Net>(entry: &Entry<A>, signals: Signals, seq: u32, acked: u32) -> Taken {
     let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
@@ -76,7 +76,7 @@ fn original<A: Net>(entry: &Entry<A>, signals: Signals, seq: u32, acked: u32) ->
             return Taken::LEFT;
         }
     } else {
-        // The slow path asks for the service of a client from afar that has shown itself.
+        // When a client outside has proven itself, the slow path stores its affinity.
         let is_shown = Proof(entry.read(|flow| flow.generation)).is_met(Acked(acked));
         if !is_shown || signals.is_goodbye() || entry.read(Flow::is_far) {
             return Taken::LEFT;
@@ -85,7 +85,7 @@ fn original<A: Net>(entry: &Entry<A>, signals: Signals, seq: u32, acked: u32) ->
     change(entry, (tx, rx), (after_original(tx, signals), rx))
 }
 
-/// Returns what the client has shown with a packet whose news [`there`] has looked at.
+/// Returns the client's bits after a packet that [`original`] has accepted.
 #[inline(always)]
 fn after_original(tx: Seen, signals: Signals) -> Seen {
     tx.with(signals.seen()).with(Seen::ASSURED)
@@ -95,7 +95,8 @@ fn after_original(tx: Seen, signals: Signals) -> Seen {
 #[inline(never)]
 fn reply<A: Net>(entry: &Entry<A>, signals: Signals, seq: u32, acked: u32) -> Taken {
     let (rx, of_client) = entry.read(|flow| (flow.rx, flow.generation));
-    // Before the opener tells whether a SYN has come since, which takes this second away.
+    // Read before the original entry, which shows whether a SYN has come: a SYN sets the reply
+    // entry's `last_secs` to 0.
     let now_secs = now_secs(entry);
     let is_of_numbers = entry.read(|flow| flow.has(Flow::<A>::NUMBERED));
     let Some(opener) = maps::opener_of(entry) else {
@@ -136,7 +137,7 @@ fn reply<A: Net>(entry: &Entry<A>, signals: Signals, seq: u32, acked: u32) -> Ta
     change
 }
 
-/// Returns the present second: an entry has it whose packets take the short ways.
+/// Returns the current second, which every entry on the short paths holds in `last_secs`.
 #[inline(always)]
 fn now_secs<A: Net>(entry: &Entry<A>) -> u32 {
     entry.read(|flow| flow.last_secs)
@@ -150,7 +151,7 @@ fn is_likely_end<A: Net>(entry: &Entry<A>, seq: u32) -> bool {
     })
 }
 
-/// Returns by how much a flow's share changes with a step.
+/// Returns the change of the share of the flow's holder with a step.
 #[inline(always)]
 fn change<A: Net>(opener: &Entry<A>, before: (Seen, Seen), after: (Seen, Seen)) -> Taken {
     let ends = Seen::is_over(after.0, after.1) & !Seen::is_over(before.0, before.1);

@@ -1,4 +1,4 @@
-//! TCP's header (RFC 9293 §3.1), and what its flags tell a flow.
+//! TCP's header (RFC 9293 §3.1), and the signals of its flags.
 
 use core::mem::size_of;
 
@@ -35,7 +35,7 @@ impl Numbers {
     pub const NONE: Self = Self { seq: 0, acked: 0 };
 }
 
-/// All of them, but for options.
+/// All 20 bytes of a TCP header without options.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct TcpHeader {
@@ -50,7 +50,7 @@ pub fn opens(flags: u8) -> bool {
     flags & (SYN | ACK | RST | FIN) == SYN
 }
 
-/// Reads from the flags of TCP what the packet tells its flow.
+/// Returns the signals of TCP's flags.
 #[inline(always)]
 pub fn signals(flags: u8) -> Signals {
     let fin = if flags & FIN != 0 {

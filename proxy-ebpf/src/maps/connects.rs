@@ -1,5 +1,5 @@
-//! What became of the TCP connections of each service port to each backend, and the datagrams that
-//! a backend refused.
+//! The outcomes of each service port's TCP connections to each backend, and the datagrams that a
+//! backend refused.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::{Proto, SockAddr};
@@ -16,7 +16,7 @@ use crate::net::Net;
 /// In the object's read-only data: the stack has no room for it.
 static NOTHING: &Connects = &Connects::NOTHING;
 
-/// Counts what became of a flow's connection. A flow of no service port counts nowhere.
+/// Counts the outcome of a flow's connection, unless the flow has no service port.
 #[inline(always)]
 pub fn note_outcome<A: Net>(flow: &Flow<A>, outcome: Outcome) {
     if !flow.service.addr.is_unspecified() {
@@ -25,11 +25,10 @@ pub fn note_outcome<A: Net>(flow: &Flow<A>, outcome: Outcome) {
     }
 }
 
-/// Counts what the first packet of the backend makes of the connection. The caller has read again
-/// what the packet tells.
+/// Counts the outcome that the backend's first packet shows. The caller has read the signals again.
 #[inline(always)]
 pub fn note_answer<A: Net>(flow: &Flow<A>, signals: Signals) {
-    // The caller goes on with this number.
+    // Read again, because the caller still uses this number.
     let dialled = DialTime(again(&flow.generation));
     if signals.resets() {
         note_outcome(
@@ -44,8 +43,7 @@ pub fn note_answer<A: Net>(flow: &Flow<A>, signals: Signals) {
     }
 }
 
-/// Returns the units since the first SYN of a flow whose backend has sent nothing: 0 if that is
-/// unknown.
+/// Returns the units of [`DialTime`] since the first SYN of an unanswered flow; 0 if unknown.
 #[inline(never)]
 pub fn waited<A: Net>(flow: &Flow<A>) -> u32 {
     let dialled = undnat(flow, Proto::TCP).map_or(DialTime::UNKNOWN, |entry| {
@@ -58,8 +56,8 @@ pub fn waited<A: Net>(flow: &Flow<A>) -> u32 {
     }
 }
 
-/// Without a lock: of two CPUs that count for one backend in the same instant, one is not counted.
-/// Where there is no room, nothing is counted.
+/// Counts an outcome without a lock: if two CPUs count for one backend at the same instant, one
+/// count is lost. Without room for a row, nothing is counted.
 #[inline(always)]
 pub fn count_outcome<A: Net>(service: A, backend: A, ports: PortsAndOutcome) {
     let outcome = ports.outcome();
@@ -77,8 +75,8 @@ pub fn count_outcome<A: Net>(service: A, backend: A, ports: PortsAndOutcome) {
             if part!(connects.votes).copy() != Votes::NONE {
                 part!(connects.votes).set(Votes::NONE);
             }
-            // The compiler would leave the check of the place out, for it knows more than the
-            // verifier.
+            // Read again: otherwise the compiler would omit the bounds check, which the verifier
+            // needs.
             part!(connects.buckets).at(again(&bucket(units)))
         }
         None if outcome.is_refusal() => Some(part!(connects.refused)),

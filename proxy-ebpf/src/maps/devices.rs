@@ -10,9 +10,9 @@ pub fn device(ifindex: u32) -> Option<Device> {
     copied(&DEVICES, &ifindex)
 }
 
-/// The address with which the host speaks through a device: the one that the kernel's route names,
-/// else the device's own. None if the device has no address: the kernel would take one of any other
-/// device then.
+/// Returns the host's source address on a device: the route's source, or else the device's own
+/// address. `None` if the device has no address: the kernel would then use the address of any other
+/// device.
 #[inline(always)]
 pub fn address_at<A: Net>(ifindex: u32, by_route: &A) -> Option<A> {
     let own = DEVICES.find(&ifindex)?.read(|device| A::of_device(device));
@@ -26,7 +26,8 @@ pub fn address_at<A: Net>(ifindex: u32, by_route: &A) -> Option<A> {
     })
 }
 
-/// The flags of a device, and the interface index of its bridge; 0 where there is none of either.
+/// Returns the flags of a device (0: unknown device), and the interface index of its bridge (0:
+/// none).
 #[inline(always)]
 pub fn place_of(ifindex: u32) -> (u32, u32) {
     DEVICES.find(&ifindex).map_or((0, 0), |device| {
@@ -34,7 +35,7 @@ pub fn place_of(ifindex: u32) -> (u32, u32) {
     })
 }
 
-/// Returns true if other devices of ours are below this one.
+/// Returns true if the device is above other devices with hooks.
 #[inline(always)]
 pub fn is_stacked(ifindex: u32) -> bool {
     DEVICES
@@ -42,7 +43,7 @@ pub fn is_stacked(ifindex: u32) -> bool {
         .is_some_and(|device| device.read(Device::flags) & Device::EDGE == 0)
 }
 
-/// The longest IP packet that leaves a device whole, in bytes; 0 if unknown.
+/// Returns the longest IP packet that leaves the device unfragmented, in bytes; 0 if unknown.
 #[inline(always)]
 pub fn mtu_of(ifindex: u32) -> u32 {
     DEVICES
@@ -50,7 +51,7 @@ pub fn mtu_of(ifindex: u32) -> u32 {
         .map_or(0, |device| device.read(|device| device.mtu))
 }
 
-/// The address of frames that the host takes in at a device.
+/// Returns the MAC address of frames that the host accepts at the device.
 #[inline(always)]
 pub fn mac_of(ifindex: u32) -> Option<[u8; 6]> {
     DEVICES

@@ -6,7 +6,7 @@ use proxy_common::foreign_nat::ForeignNat;
 use super::copied;
 use crate::net::Net;
 
-/// Returns what is known of another program's connection whose replies come in with this tuple.
+/// Returns the row of the foreign NAT connection with this tuple of replies.
 #[inline(always)]
 pub fn foreign_nat<A: Net>(key: &FlowKey<A>) -> ForeignNat {
     copied(A::MAPS.foreign_nat, key).unwrap_or(ForeignNat::NONE)
@@ -14,7 +14,7 @@ pub fn foreign_nat<A: Net>(key: &FlowKey<A>) -> ForeignNat {
 
 #[inline(always)]
 pub fn set_foreign_nat<A: Net>(key: &FlowKey<A>, foreign_nat: &ForeignNat) {
-    // Refused, it may cost that connection its replies, should kpx draw the same port.
+    // If this fails and kpx draws the same port, that connection may lose its replies.
     let _set = A::MAPS.foreign_nat.insert(key, foreign_nat, 0);
 }
 

@@ -7,13 +7,13 @@ use crate::net::Net;
 
 #[inline(always)]
 pub fn fragment_ports<A: Net>(key: &FragmentKey<A>) -> Option<Ports> {
-    // Ports of another packet are a wrong guess, as they are where two packets have one
-    // identification: the receiver finds out by the checksum.
+    // The copy may have another packet's ports, as two packets with the same identification do: the
+    // receiver detects that by the checksum.
     copied(A::MAPS.fragments, key).or_else(|| copied(A::MAPS.far_fragments, key))
 }
 
-/// Keeps the ports. Those of flows with `is_far` clients have a table of their own, which any host
-/// can fill.
+/// Stores the ports. Flows with `is_far` clients have a separate table, because any host can fill
+/// it.
 #[inline(always)]
 pub fn remember_fragment<A: Net>(key: &FragmentKey<A>, ports: &Ports, is_far: bool) {
     let map = if is_far {
@@ -21,7 +21,7 @@ pub fn remember_fragment<A: Net>(key: &FragmentKey<A>, ports: &Ports, is_far: bo
     } else {
         A::MAPS.fragments
     };
-    // Without them the later fragments are left alone, and counted.
+    // Without the ports, hooks pass the later fragments unchanged, and count them.
     let _full = map.insert(key, ports, 0);
 }
 

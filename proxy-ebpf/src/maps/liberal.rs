@@ -1,4 +1,5 @@
-//! The flows of which conntrack need not see all packets: their questions, and the agent's answers.
+//! Requests for liberal conntrack entries, so that flows may bypass the stack, and the agent's
+//! replies.
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::macros::map;
@@ -7,24 +8,25 @@ use proxy_common::flow::{AnyKey, Offer};
 
 use super::copied;
 
-/// The questions between two looks of the agent. One that finds no room is asked again in its
-/// flow's next second.
+/// The requests between two reads by the agent. A flow repeats a request without room in its next
+/// second.
 const OFFERS_MAX: u32 = 4_096;
 const LIBERAL_MAX: u32 = 65_536;
 
 #[map]
 static OFFERS: Queue<Offer> = Queue::with_max_entries(OFFERS_MAX, 0);
-/// The second in which a flow asked.
+/// The second since boot of a flow's request.
 #[map]
 static TOLERATED: HashMap<AnyKey, u32> = HashMap::with_max_entries(LIBERAL_MAX, BPF_F_NO_PREALLOC);
 
-/// Returns the second in which the flow with this opener asked, if the agent has said yes.
+/// Returns the second of the request for the flow with this original entry, if the agent has made
+/// the conntrack entry liberal.
 #[inline(always)]
 pub fn liberal_since(opener: &AnyKey) -> Option<u32> {
     copied(&TOLERATED, opener)
 }
 
-/// Asks the agent.
+/// Requests a liberal conntrack entry from the agent.
 #[inline(always)]
 pub fn offer(opener: AnyKey, now_secs: u32) {
     let _full = OFFERS.push(Offer::new(opener, now_secs), 0);

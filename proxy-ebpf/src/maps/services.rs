@@ -19,7 +19,7 @@ pub fn service_opened<A: Net>(service: &FrontendKey<A>) {
     }
 }
 
-/// A packet that would have opened a flow did not.
+/// Counts a packet that was dropped or rejected instead of opening a flow.
 #[inline(always)]
 pub fn service_refused<A: Net>(service: &FrontendKey<A>, verdict: Verdict) {
     if let Some(counts) = counts(service) {
@@ -31,7 +31,7 @@ pub fn service_refused<A: Net>(service: &FrontendKey<A>, verdict: Verdict) {
     }
 }
 
-/// A flow is removed, with what had passed.
+/// Counts the packets and bytes of a removed flow.
 #[inline(always)]
 pub fn service_closed<A: Net>(service: &FrontendKey<A>, sent: &Passed, returned: &Passed) {
     if let Some(counts) = counts(service) {
@@ -42,8 +42,8 @@ pub fn service_closed<A: Net>(service: &FrontendKey<A>, sent: &Passed, returned:
     }
 }
 
-/// The counters of a service port, made where there are none. None where there is no service port,
-/// or no room: that costs the count alone.
+/// Returns the counters of a service port, which it creates if missing. `None` without a service
+/// port, or without room: then nothing is counted.
 #[inline(always)]
 fn counts<A: Net>(service: &FrontendKey<A>) -> Option<Live<ServiceCounts>> {
     let map = A::MAPS.service_counts;
@@ -57,8 +57,8 @@ fn counts<A: Net>(service: &FrontendKey<A>) -> Option<Live<ServiceCounts>> {
     map.find(service)
 }
 
-/// Without a lock, which the compiler does not offer here: of two CPUs that add in the same
-/// instant, one is not counted.
+/// Adds without a lock, which the compiler does not offer here: if two CPUs add at the same
+/// instant, one addition is lost.
 #[inline(always)]
 fn add(counter: &Live<u64>, n: u64) {
     counter.update(|count| count.wrapping_add(n));

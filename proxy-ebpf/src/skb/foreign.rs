@@ -1,4 +1,5 @@
-//! The mark among other programs: what they left in its place, and what they must not find of it.
+//! The mark and other programs: the values that they leave in its bits, and its removal before they
+//! see it.
 
 use proxy_common::device::{Device, Node};
 
@@ -7,22 +8,23 @@ use super::{PacketMark, Skb, is_kept_in_mark};
 use crate::{global_fn, maps};
 
 impl Skb {
-    /// Returns what `mark`, found on this packet, is worth: nothing where another program may have
-    /// written over it. Then the addresses and ports decide alone. A masqueraded flow has all of
-    /// its tuples to itself, so that they name no other flow.
+    /// Returns `mark`, or a lost mark if another program may have overwritten it. Then the
+    /// addresses and ports alone identify the flow. A masqueraded flow shares its tuples with no
+    /// other flow, so they suffice.
     ///
-    /// A clsact filter that ends with `TC_ACT_OK` leaves its class in `tc_index`, 0 if it names
-    /// none (`tc_run` in net/core/dev.c). The agent says where such filters may be, and no packet
-    /// does. Most filters leave the mark as it is, so a mark with nothing beside it is believed
-    /// there as well.
+    /// A clsact filter that ends with `TC_ACT_OK` writes its class to `tc_index`, or 0 without a
+    /// class (`tc_run` in net/core/dev.c). Only the agent can find such filters; a packet does not
+    /// show them. Most filters preserve the mark, so a valid mark without other bits counts there
+    /// as well.
     ///
-    /// A fragment that the host has cut from a packet that came in says no longer where that was.
+    /// A fragment that the host has made from a forwarded packet no longer has that packet's
+    /// ingress device, so its mark counts as lost.
     #[inline(always)]
     pub fn weigh(self, mark: PacketMark, is_fragment: bool) -> PacketMark {
         PacketMark(global_fn::kpx_weigh(self.0, mark.0, is_fragment.into()))
     }
 
-    /// Does what [`Self::weigh`] says.
+    /// Implements [`Self::weigh`], behind a global function.
     #[inline(always)]
     pub fn weighed(self, mark: u32, is_fragment: bool) -> u32 {
         let mark = PacketMark(mark);
@@ -38,15 +40,14 @@ impl Skb {
         if may_be_lost { mark.lost().0 } else { mark.0 }
     }
 
-    /// Returns true if this packet's mark has to be weighed before a hook leaves the packet alone
-    /// for it.
+    /// Returns true if a hook must weigh this packet's mark before it leaves the packet alone
+    /// because of the mark.
     #[inline(always)]
     pub fn may_be_class(self) -> bool {
         self.has_class() && maps::node().is_some_and(|node| node.has(Node::FILTERED))
     }
 
-    /// Returns true if a hook of this host has rewritten the packet where it came in, and this is
-    /// another such hook.
+    /// Returns true if another ingress hook of this host has already rewritten the packet.
     #[inline(always)]
     pub fn is_seen_before(self) -> bool {
         let mark = self.packet_mark();
@@ -63,15 +64,15 @@ impl Skb {
         self.noted() & class != 0
     }
 
-    /// Takes away what others have noted before the packet passed any hook of this host: a pod, or
-    /// another host's class.
+    /// Removes the bits that the packet brings from a pod or another host, before any hook of this
+    /// host.
     #[inline(always)]
     pub fn clear_foreign_mark(self) {
         if self.noted() & (MARKS | CLASS) != 0 {
             let (flags, _) = maps::place_of(self.ifindex());
             if flags & Device::EDGE != 0 {
-                // What a pod names a class says nothing here. On other devices a program of the
-                // node may have named one.
+                // A class from inside a pod has no meaning on the node. On other devices a program
+                // of the node may have set the class.
                 self.clear(if flags & Device::POD != 0 {
                     MARKS | CLASS
                 } else {
@@ -81,8 +82,8 @@ impl Skb {
         }
     }
 
-    /// Marks that nothing is left to do, where another egress hook follows (a bridge's port). That
-    /// hook must not take the packet for another program's. Elsewhere, takes the mark away.
+    /// Marks the packet as done where another egress hook follows (a bridge's port), which must not
+    /// treat the packet as another program's. Elsewhere, removes the mark.
     #[inline(always)]
     pub fn settle_packet_mark(self) {
         let is_stacked = maps::node().is_some_and(|node| node.has(Node::STACKED));

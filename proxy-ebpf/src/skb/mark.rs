@@ -1,38 +1,38 @@
-//! The mark by which our hooks know a packet that one of them has rewritten.
+//! The mark by which kpx's hooks recognise a packet that an earlier hook has rewritten.
 
-// Our bits of `tc_index`. The lower ones have meanings for others (Cilium's programs among them).
+// kpx's bits of `tc_index`. Other programs use the lower bits (Cilium among them).
 const TRANSLATED: u32 = 1 << 15;
 const FORWARD: u32 = 1 << 14;
 const DONE: u32 = 1 << 13;
 pub(super) const MARKS: u32 = TRANSLATED | FORWARD | DONE;
-/// The bits of `tc_index` where another's filter leaves a class, beside ours.
+/// The other bits of `tc_index`, where another program's filter leaves its class.
 pub(super) const CLASS: u32 = DONE - 1;
-/// The host has made the packet. A bit of no field but `mark`, where the packet mark is kept there.
+/// The host has made the packet. Stored only in `mark`, and only if `EXPOSES_PACKET_MARK` is set.
 pub(super) const MADE_HERE: u32 = 1 << 0;
-/// The mark is lost: another program has, or may have, written over it. A bit of no field.
+/// The mark is lost: another program has, or may have, overwritten it. Never stored in a packet.
 const LOST: u32 = 1 << 1;
 
-/// The bits by which our hooks tell each other of a packet. A rewritten packet may look like a
-/// packet of another flow, for which a later hook must not take it. The bits are set only on
-/// rewritten packets: they survive decapsulation, and no hook has seen the packet inside a tunnel.
+/// The state of a packet between kpx's hooks. A rewritten packet may have the tuple of another
+/// flow, to which a later hook must not assign it. Hooks set the bits only on rewritten packets:
+/// the bits survive decapsulation, and hooks have not seen the packet inside a tunnel.
 #[derive(Clone, Copy)]
 pub struct PacketMark(pub u32);
 
 impl PacketMark {
     /// No hook has rewritten the packet.
     pub const NONE: Self = Self(0);
-    /// It was rewritten, and is on its way to a client, ...
+    /// Rewritten, on the way to a client.
     pub const BACK: Self = Self(TRANSLATED);
-    /// ... or to a backend, ...
+    /// Rewritten, on the way to a backend. The egress hook still changes the source.
     pub const FORWARD: Self = Self(TRANSLATED | FORWARD);
-    /// ... with the source address with which it has to leave, ...
+    /// Rewritten, on the way to a backend, with its final source.
     pub const DONE: Self = Self(MARKS);
-    /// ... unless netfilter masquerades it. Then the hook where it leaves learns its port.
+    /// The same, but if netfilter masquerades the packet, the egress hook records its port.
     pub const PORT_SHOWS: Self = Self(TRANSLATED | DONE);
 
-    /// Returns the mark on the way to a backend. `source_changes`: a hook where the packet leaves
-    /// still changes its source. `port_shows`: the packet is one that a connection of another
-    /// program is known by.
+    /// Returns the mark of a packet to a backend. `source_changes`: the egress hook still changes
+    /// its source. `port_shows`: if another program masquerades the packet, its port is a foreign
+    /// NAT port to be recorded.
     #[inline(always)]
     pub fn forward(source_changes: bool, port_shows: bool) -> Self {
         if source_changes {
@@ -55,13 +55,13 @@ impl PacketMark {
         self.0 & FORWARD != 0 || self.port_shows()
     }
 
-    /// Returns true if a hook where the packet leaves still changes its source.
+    /// Returns true if the egress hook still changes the packet's source.
     #[inline(always)]
     pub fn source_changes(self) -> bool {
         self.0 & MARKS == Self::FORWARD.0
     }
 
-    /// Returns true if another program may have given the packet a port that counts.
+    /// Returns true if another program may have given the packet a foreign NAT port to be recorded.
     #[inline(always)]
     pub fn port_shows(self) -> bool {
         self.0 & MARKS == Self::PORT_SHOWS.0
@@ -73,7 +73,7 @@ impl PacketMark {
         self.0 & MARKS == MARKS
     }
 
-    /// Returns true if the mark does not tell whether a hook has rewritten the packet: see
+    /// Returns true if the mark does not show whether a hook has rewritten the packet: see
     /// [`Skb::weigh`](super::Skb::weigh).
     #[inline(always)]
     pub fn is_lost(self) -> bool {
@@ -85,7 +85,7 @@ impl PacketMark {
         Self(self.0 & MADE_HERE | LOST)
     }
 
-    /// Returns true if a hook of ours writes just this.
+    /// Returns true for exactly the combinations of bits that kpx's hooks write.
     #[inline(always)]
     pub(super) fn is_ours(self) -> bool {
         [Self::BACK, Self::FORWARD, Self::DONE, Self::PORT_SHOWS]
@@ -98,12 +98,12 @@ impl PacketMark {
         self.0 & MADE_HERE != 0
     }
 
-    /// Returns true if the packet came in through a device, and no hook of ours has rewritten it.
-    /// Such a packet belongs to no masqueraded flow, because an ingress hook rewrites the replies
-    /// of those. A lost mark does not tell.
+    /// Returns true if the packet came in through a device and no kpx hook has rewritten it. Such a
+    /// packet cannot be a reply of a masqueraded flow, because an ingress hook rewrites those.
+    /// Returns false if the mark is lost.
     ///
-    /// A fragment counts by the second condition alone. If the host cuts a packet again that
-    /// conntrack has put together, the pieces look as if the host had made them.
+    /// For a fragment, only the second condition counts: when the host fragments a packet that
+    /// conntrack has reassembled, the fragments look as if the host had made them.
     #[inline(always)]
     pub fn is_unmarked_ingress(self, is_fragment: bool) -> bool {
         self.0 & (TRANSLATED | LOST) == 0 && (is_fragment || !self.is_made_here())
