@@ -19,9 +19,9 @@ pub enum Reason {
     Protocol,
     /// Has a multicast, broadcast, loopback, unspecified or link-local (fe80::/10) address.
     NotUnicast,
-    /// Belongs to no flow, and its destination is no frontend.
+    /// Has no flow, and its destination is not a frontend.
     NotOurs,
-    /// Belongs to no flow and cannot open one.
+    /// Has no flow, and cannot open a flow.
     NoFlow,
     /// To a Service without endpoints.
     NoEndpoints,

@@ -1,4 +1,4 @@
-//! The packet path's record of one conversation.
+//! The packet path's record of a connection or UDP exchange between a client and a backend.
 //!
 //! A flow has two or four entries in `FLOWS`, each keyed by the tuple before its hook rewrites it:
 //! the original entry (`Dnat`), the reply entry (`Undnat`), and two more if the source address

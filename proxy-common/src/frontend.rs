@@ -161,7 +161,7 @@ impl Algorithm {
     /// By the client's address and port, through [`Maglev`]: the same on every node.
     pub const MAGLEV: Self = Self(1);
     pub const ROUND_ROBIN: Self = Self(2);
-    /// Of two random backends, the one with fewer open flows on this node.
+    /// The backend with fewer open flows on this node, out of two random backends.
     pub const LEAST_CONNECTIONS: Self = Self(3);
 }
 
