@@ -16,7 +16,7 @@ pub struct BypassFlows {
     v6: Family<Addr6>,
 }
 
-/// A bypass TCP flow, by its original-direction entry (the "opener").
+/// A bypass TCP flow, by its original entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BypassFlow {
     pub client: SocketAddr,
@@ -91,8 +91,7 @@ impl<A: FamilyNames> Family<A> {
         Ok(())
     }
 
-    /// Changes the reply entry first, because programs refresh the original-direction entry from
-    /// it.
+    /// Changes the reply entry first, because programs refresh the original entry from it.
     fn leave(&mut self, key: &FlowKey<A>) -> Result<()> {
         let Some(opener) = self.read(key)? else {
             return Ok(());

@@ -73,7 +73,7 @@ impl<A: Addr> FamilyCounts<A> {
         }
     }
 
-    /// Counts a flow by its original-direction entry (the "opener").
+    /// Counts a flow by its original entry.
     pub(super) fn add_flow(&mut self, opener: &Flow<A>) {
         if opener.service.addr.is_unspecified() {
             return;
@@ -145,7 +145,7 @@ pub(super) struct Ledger<A: FamilyNames> {
     /// The traffic of swept flows: to backends, to clients.
     swept: BTreeMap<FrontendKey<A>, (Passed, Passed)>,
     connects: ConnectLedger<A>,
-    /// The result of the last scan. A scan can miss a flow that a program closes meanwhile.
+    /// The result of the last scan. A scan can miss a flow that a program closes during the scan.
     last: BTreeMap<FrontendKey<A>, Totals>,
 }
 
@@ -169,7 +169,7 @@ impl<A: FamilyNames> Ledger<A> {
         self.connects.close_unanswered(flow);
     }
 
-    /// Keeps the counters of a flow whose original-direction entry was removed.
+    /// Keeps the counters of a flow after its original entry was removed.
     pub(super) fn close(&mut self, service: FrontendKey<A>, sent: Passed, returned: Passed) {
         if !service.addr.is_unspecified() {
             let (to_sent, to_returned) = self.swept.entry(service).or_default();
@@ -179,7 +179,7 @@ impl<A: FamilyNames> Ledger<A> {
     }
 
     /// Returns the counters outside the flow table. Call this before adding flows: otherwise a flow
-    /// that a program closes meanwhile is counted twice.
+    /// that a program closes in between is counted twice.
     pub(super) fn begin(&mut self) -> Result<FamilyCounts<A>> {
         let mut found = FamilyCounts {
             connects: self.connects.read()?,
@@ -198,7 +198,8 @@ impl<A: FamilyNames> Ledger<A> {
         Ok(found)
     }
 
-    /// Keeps every number from decreasing, because the count of a table in use is inexact.
+    /// Raises each number to at least its last value, because the count of a table in use is
+    /// inexact.
     pub(super) fn end(&mut self, found: &mut FamilyCounts<A>) {
         for (service, totals) in &mut found.ports {
             if let Some(last) = self.last.get(service) {

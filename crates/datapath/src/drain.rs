@@ -88,7 +88,8 @@ fn open<A: FamilyNames>(flows: &Flows<A>, now_secs: u32) -> Result<usize> {
     for key in flows.keys() {
         let key = key.with_context(|| format!("read {}", A::MAPS.flows))?;
         let flow = match flows.get(&key, 0) {
-            // A client's direct flow is no Service's, and needs kpx only beside one that is.
+            // A client's direct connection has no Service, and needs kpx only while it shares a
+            // port with a flow that has one.
             Ok(flow) if flow.kind == Kind::DNAT && !flow.service.addr.is_unspecified() => flow,
             Ok(_) | Err(MapError::KeyNotFound) => continue,
             Err(error) => return Err(error).with_context(|| format!("read {}", A::MAPS.flows)),

@@ -1,5 +1,5 @@
-//! Marks the endpoints ("ends": address and port) that have flows, in rounds: see
-//! [`proxy_common::ways`]. Each sweep is a round, because it visits all flows.
+//! Marks the ends (address and port) of flows, in rounds: see [`proxy_common::ways`]. Each sweep is
+//! a round, because it visits all flows.
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
@@ -11,8 +11,8 @@ use proxy_common::ways::{FIRST_CELL, ROUND, ROWS, Row, cell_row};
 
 use crate::sys::map_walk::Rows;
 
-/// The maximum number of marked cells at which a round ends. With more marks, few packets would be
-/// spared a look-up, and the agent would write many rows.
+/// The maximum number of marked cells at which a round ends. With more marks, few packets would
+/// skip the look-up, and the agent would write many rows.
 const MOST: usize = ROWS as usize / 2;
 
 pub(crate) struct Ends {
@@ -47,7 +47,7 @@ impl Ends {
         Ok(this)
     }
 
-    /// Marks every endpoint: a predecessor may have opened flows without marks, or exited within a
+    /// Marks every end: a predecessor may have opened flows without marks, or exited within a
     /// round.
     fn mark_all(&mut self) -> Result<()> {
         const NEW: Row = Row {
@@ -71,8 +71,8 @@ impl Ends {
         self.is_alone = false;
     }
 
-    /// Marks every endpoint permanently: the next agent may load programs that do not set marks
-    /// while some of this load's programs are still attached.
+    /// Marks every end permanently: the next agent may load programs that do not set marks while
+    /// some of this load's programs are still attached.
     pub(crate) fn leave(&mut self) -> Result<()> {
         self.share();
         self.mark_all()

@@ -1,5 +1,5 @@
-//! The agent's controls of the fast path: the epoch, whose change makes programs look up routes
-//! again, and the deadline for opening flows that bypass the network stack.
+//! The agent's controls of the fast path: the epoch (in a new epoch programs look up routes again),
+//! and the deadline for opening flows that bypass the network stack.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -79,8 +79,8 @@ fn listed<A: FamilyNames>(
     Ok(batch.map(|entries| entries.filter_map(listed).collect()))
 }
 
-/// Returns true for the entry by which a flow is listed: its original-direction entry (the
-/// "opener"). An opener at egress belongs to another program. Each flow has two or four entries.
+/// Returns true for the original entry of a flow, by which it is listed. An original entry at
+/// egress belongs to a connection of another program. Each flow has two or four entries.
 pub(super) fn is_opener<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
     flow.kind == Kind::DNAT && key.hook() != Hook::EGRESS
 }

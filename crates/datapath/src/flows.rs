@@ -29,8 +29,8 @@ use super::shares::{Held, Shares};
 
 /// The number of entries in a read, which takes a fraction of a millisecond.
 pub(super) const BATCH: usize = 1_024;
-/// The idle time in seconds after which an entry without original-direction entry ("opener") is
-/// removed. The programs create the opener last.
+/// The idle time in seconds after which an orphan entry, an entry without original entry, is
+/// removed. (The programs create the original entry last.)
 const ORPHAN_SECS: u32 = 30;
 /// The time for which a count is reused, because scanning a large table takes long.
 const COUNT_PERIOD: Duration = Duration::from_millis(500);
@@ -85,7 +85,7 @@ pub struct Swept {
     pub fast: Remaining,
     /// The expired flows that the sweep removed.
     pub expired: usize,
-    /// The entries without a flow that the sweep removed.
+    /// The orphan entries, without an original entry, that the sweep removed.
     pub orphans: usize,
     /// How full the table is with flows that cannot be evicted.
     pub pressure: Pressure,
@@ -136,8 +136,8 @@ impl FlowMaps {
         self.lock().ends.share();
     }
 
-    /// Marks every endpoint as having flows, for a later agent of another version. Waits for a
-    /// running sweep.
+    /// Marks every end as having flows, for a later agent of another version. Waits for a running
+    /// sweep.
     pub fn leave(&self) -> Result<()> {
         self.lock().ends.leave()
     }
@@ -527,7 +527,7 @@ fn has_opener<A: FamilyNames>(
     flow: &Flow<A>,
 ) -> Result<bool> {
     let opener = read(map, &flow.opener_key(key.proto()))?;
-    // The opener's entry may have been replaced since, with another backend or port.
+    // The original entry may belong to a newer flow by now, with another backend or port.
     Ok(opener.is_some_and(|opener| opener.backend == flow.backend && opener.source == flow.source))
 }
 
@@ -550,9 +550,8 @@ fn close<A: FamilyNames>(
     Ok(is_removed)
 }
 
-/// Removes a flow's entries in the order of their creation, the original-direction entry last: the
-/// programs consider a flow complete while that entry exists. Returns true if that entry still
-/// existed.
+/// Removes a flow's entries in the order of their creation, the original entry last: the programs
+/// consider a flow complete while that entry exists. Returns true if that entry still existed.
 fn remove_flow<A: FamilyNames>(
     map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
     key: &FlowKey<A>,

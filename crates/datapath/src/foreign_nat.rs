@@ -1,4 +1,4 @@
-//! Keeps source ports free that connections of other programs used before the programs ran.
+//! Reserves foreign NAT ports: source ports of connections that are older than kpx's programs.
 
 use std::net::SocketAddr;
 
@@ -28,9 +28,9 @@ impl ForeignNatPorts {
         })
     }
 
-    /// Keeps the port of `source` free towards `peer`, as long as the programs would for a connection
-    /// whose latest packet left now. `proto` is a protocol number of IP. What the programs have seen
-    /// of a connection stays.
+    /// Reserves the port of `source` towards `peer`, for as long as the programs do after a
+    /// connection's packet. `proto` is an IP protocol number. A valid row, which the programs may
+    /// have written, stays unchanged.
     pub fn keep(
         &mut self,
         proto: u8,

@@ -39,7 +39,7 @@ impl HostFlows {
 /// A connection from this host that kpx translated to a socket of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TranslatedFlow {
-    /// The connection's two endpoints, as the client's socket has them.
+    /// The connection's two ends, as the client's socket has them.
     pub client: SocketAddr,
     pub frontend: SocketAddr,
     /// The ClusterIP and port of the Service.

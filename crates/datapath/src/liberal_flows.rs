@@ -56,7 +56,7 @@ impl LiberalFlows {
         }
     }
 
-    /// Returns the flow with this original-direction key, if it is open and goes through the
+    /// Returns the flow with this key of its original entry, if it is open and goes through the
     /// network stack.
     pub fn open_flow(&self, key: &AnyKey) -> Result<Option<OpenFlow>> {
         if let Some(key) = key.v4() {

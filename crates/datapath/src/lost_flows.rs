@@ -198,8 +198,7 @@ impl<A: FamilyNames> Family<A> {
     }
 }
 
-/// Returns true for the original-direction entry (the "opener") of a TCP flow that neither a peer
-/// nor the agent has ended.
+/// Returns true for the original entry of a TCP flow that neither a peer nor the agent has ended.
 fn is_live<A: FamilyNames>(key: &FlowKey<A>, flow: &Flow<A>) -> bool {
     let is_opener =
         key.proto() == Proto::TCP && key.hook() != Hook::EGRESS && flow.kind == Kind::DNAT;

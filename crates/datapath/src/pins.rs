@@ -108,8 +108,8 @@ impl Pins {
         self.bpf_fs == BpfFs::Host
     }
 
-    /// Returns true if a predecessor has left maps and no links of devices: its programs are in
-    /// clsact filters, which the next agent takes over as they are.
+    /// Returns true if a predecessor has left maps but no links of devices: its programs are clsact
+    /// filters, which the next agent takes over unchanged.
     pub(super) fn are_of_filters(&self) -> Result<bool> {
         let mut links = names(&self.links())?;
         links.retain(|pin| !sockets::is_pin(pin));

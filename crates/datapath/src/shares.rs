@@ -58,7 +58,7 @@ impl<A: FamilyNames> Held<A> {
         }
     }
 
-    /// Counts a remaining flow by its original-direction entry (the "opener").
+    /// Counts a remaining flow by its original entry.
     pub(crate) fn add(&mut self, opener: &Flow<A>, proto: Proto) {
         let entries = opener.counted_entries(proto);
         if entries > 0 {

@@ -1,10 +1,10 @@
 //! The programs of the slow path, and the array through which the hooks' programs call them.
 //!
-//! The kernel empties the array with its last descriptor or pin, and then the hooks' programs have
-//! no slow path. So each load has an array of its own, and pins it before its programs replace a
-//! predecessor's. TCX links need such pins as well. clsact filters need none, and a container's pins
-//! go with it: for both each hook's program has the slow path itself
-//! ([`Options::whole`](crate::Options::whole)).
+//! The kernel empties the array when its last descriptor or pin is gone, and then the hooks'
+//! programs have no slow path. So each load has its own array, and pins it before its programs
+//! replace a predecessor's. TCX links need pins in any case. clsact filters outlive the agent
+//! without pins, and a container's pins do not outlive the container: in both cases each hook's
+//! program contains the slow path ([`Options::whole`](crate::Options::whole)).
 
 use std::path::{Path, PathBuf};
 
@@ -41,8 +41,8 @@ pub(crate) fn is_separate(ebpf: &mut Ebpf) -> Result<bool> {
     Ok(program(ebpf, SlowProgram::Ethernet.program())?.fd().is_ok())
 }
 
-/// Puts the loaded programs back into the array, from which another program may have removed them.
-/// Packets that met a gap have a reason of their own.
+/// Restores loaded programs in the array after another program has removed them. Packets in between
+/// count as `Reason::SlowPathMissing`.
 pub(crate) fn restore(ebpf: &mut Ebpf) -> Result<()> {
     for slow in SlowProgram::ALL {
         if program(ebpf, slow.program())?.fd().is_ok() {
@@ -90,7 +90,7 @@ impl Drop for SlowPin {
     }
 }
 
-/// Removes the pins of other loads than `own`: none of their programs is attached any more.
+/// Removes the pins of all loads but `own`, because their programs are no longer attached.
 pub(crate) fn remove_pins(dir: &Path, own: Option<&SlowPin>) -> Result<()> {
     pins::names(dir)?
         .into_iter()

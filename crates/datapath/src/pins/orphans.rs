@@ -35,8 +35,8 @@ pub struct Orphan {
 }
 
 /// Returns the maps of the programs in `filters`, which are pairs of device name and filter. After
-/// an interrupted resize, two maps have the same name. Of two maps with the same name and size, the
-/// newer program's counts.
+/// an interrupted resize, two maps have the same name. If even their sizes are equal, the map of
+/// the newer program counts.
 ///
 /// A filter is kpx's by its priority and handle, on a device of this network namespace, where
 /// adding a filter requires CAP_NET_ADMIN. Its program must have the name, type and loader of kpx's

@@ -70,8 +70,8 @@ fn has_ending(name: &str, endings: &[&str]) -> bool {
     endings.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Returns the ids of pods' cgroups by pod UID. Of two cgroups with the same UID, the less deep is
-/// the pod's: only kubelet creates cgroups there.
+/// Returns the ids of pods' cgroups by pod UID. If several cgroups have the same UID, the highest
+/// in the tree is the pod's, because only kubelet creates cgroups there.
 pub(super) fn find(root: impl AsFd) -> Result<BTreeMap<Box<str>, u64>> {
     let mut pods = BTreeMap::new();
     // A queue of paths, because a host may have more directories than this process may open files.
