@@ -14,7 +14,7 @@ pub(crate) mod sums;
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
@@ -79,9 +79,18 @@ pub(crate) fn image() -> Result<PathBuf> {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let release = Release::new("dist", None)?;
-    let (made, _) = release.make(options)?;
+    let made = release.make(options)?;
     sums::write(&release.folder, &made)?;
-    release.list()
+    list(&release.folder)
+}
+
+/// Prints the files of a folder, after a check of their sums.
+pub(crate) fn list(folder: &Path) -> Result<()> {
+    for (name, size) in sums::verify(folder)? {
+        let path = folder.join(name);
+        println!("{}  {:.1} MB", path.display(), size as f64 / 1e6);
+    }
+    Ok(())
 }
 
 /// Returns true if an ELF file (64 bit, little-endian) requests a dynamic loader.
@@ -113,7 +122,7 @@ pub(crate) struct Release {
     /// `docs`, licenses.
     pub(crate) stage: PathBuf,
     pub(crate) version: &'static str,
-    /// The time in seconds since 1970: the commit's, or SOURCE_DATE_EPOCH.
+    /// The time of all files, in seconds since 1970.
     pub(crate) time: u64,
     /// Where the release will be; `None` for packages that stay with their checkout.
     home: Option<Home>,
@@ -148,8 +157,8 @@ impl Release {
         })
     }
 
-    /// Makes all files for the architectures. Returns their names, and the image's digest.
-    pub(crate) fn make(&self, options: &Options) -> Result<(Vec<String>, String)> {
+    /// Makes all files for the architectures, and returns their names.
+    pub(crate) fn make(&self, options: &Options) -> Result<Vec<String>> {
         let arches = options.arches()?;
         arches.iter().try_for_each(|arch| arch.ensure_tools())?;
         let built = arches.into_iter().map(|arch| self.build(arch, options));
@@ -169,7 +178,7 @@ impl Release {
                 made.push(self.plugin(built.arch)?);
             }
         }
-        Ok((made, digest))
+        Ok(made)
     }
 
     fn build(&self, arch: Arch, options: &Options) -> Result<Built> {
@@ -210,15 +219,6 @@ impl Release {
 
     pub(crate) fn plugin_file(&self, arch: Arch) -> String {
         format!("kubectl-{}", self.file(arch, "tar.gz"))
-    }
-
-    /// Prints the files, after a check of their sums.
-    pub(crate) fn list(&self) -> Result<()> {
-        for (name, size) in sums::verify(&self.folder)? {
-            let path = self.folder.join(name);
-            println!("{}  {:.1} MB", path.display(), size as f64 / 1e6);
-        }
-        Ok(())
     }
 
     /// Stages what all packages share: kpx, its link as kubectl's plugin, the manual pages and
@@ -355,7 +355,8 @@ fn metadata(arch: Arch) -> Result<Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-fn time() -> Result<u64> {
+/// Returns the time of the commit, or SOURCE_DATE_EPOCH, in seconds since 1970.
+pub(crate) fn time() -> Result<u64> {
     const NAME: &str = "SOURCE_DATE_EPOCH";
     let text =
         match std::env::var(NAME) {

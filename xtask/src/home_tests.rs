@@ -27,7 +27,7 @@ fn undecided_fields_have_names() {
     };
     assert_eq!(home.undecided(), ["image", "key"]);
     assert_eq!(
-        home.on_trial("127.0.0.1:5000").undecided(),
+        home.on_trial(5000).undecided(),
         [""; 0],
         "a trial needs no decision"
     );
@@ -35,7 +35,7 @@ fn undecided_fields_have_names() {
 
 #[test]
 fn a_trial_stays_on_its_registry() {
-    let home = decided().on_trial("127.0.0.1:5000");
+    let home = decided().on_trial(5000);
     assert_eq!(
         (home.image.as_str(), home.chart.as_str()),
         ("127.0.0.1:5000/kpx", "127.0.0.1:5000/charts")

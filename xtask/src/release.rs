@@ -1,5 +1,5 @@
-//! Makes the files of a release, signs them, and pushes image and chart to their registry. A dry run
-//! does the same with a registry of its own and a key that nobody has afterwards.
+//! Makes the files of a release; signs them, and pushes image and chart to their registries. A dry
+//! run does the same with a registry of its own and a key that nobody has afterwards.
 
 mod documents;
 mod registry;
@@ -20,136 +20,203 @@ use crate::{helm, shell, workspace};
 use registry::{Access, Local, Login};
 use sign::Signer;
 
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Push to a registry on this machine that ends with the command, and sign with a key of its
-    /// own; undecided addresses get stand-ins
-    #[arg(long)]
-    dry_run: bool,
+    #[command(flatten)]
+    part: Part,
     /// Do not optimise: a quick way to try the release rather than kpx; only with --dry-run
-    #[arg(long, requires = "dry_run")]
+    #[arg(long, conflicts_with_all = ["make", "tools", "publish"])]
     debug: bool,
     /// Release for this architecture, this machine's by default; several times for several, which
     /// also share an image
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, conflicts_with_all = ["tools", "publish"])]
     arch: Vec<Arch>,
     /// Sign with this key of cosign: a file, `env://VARIABLE`, or an address of a key store.
     /// COSIGN_PASSWORD has its password; KPX_REGISTRY_USER and KPX_REGISTRY_PASSWORD those of the
-    /// registry, unless the tools have a login
-    #[arg(long, conflicts_with = "dry_run")]
+    /// registries, unless the tools have a login
+    #[arg(long, conflicts_with_all = ["make", "tools", "dry_run"], required_if_eq("publish", "true"))]
     key: Option<String>,
 }
 
-/// The program and the package of each tool that Debian has.
-const TOOLS: [(&str, &str); 2] = [("skopeo", "skopeo"), ("docker-registry", "docker-registry")];
+/// The parts of a release. Making the files runs the build scripts of all crates, so the key and
+/// the login belong to `publish` alone.
+#[derive(clap::Args)]
+#[group(required = true, multiple = false)]
+struct Part {
+    /// Make the files, without a key or a login
+    #[arg(long)]
+    make: bool,
+    /// Install the tools of --publish, before the key and the login are there
+    #[arg(long)]
+    tools: bool,
+    /// Sign and push what --make left in target/release-VERSION
+    #[arg(long)]
+    publish: bool,
+    /// Make and publish: push to a registry on this machine that ends with the command, and sign
+    /// with a key of its own; undecided addresses get stand-ins
+    #[arg(long)]
+    dry_run: bool,
+}
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    let part = &options.part;
+    if part.tools {
+        return Tools::ensure(false).map(drop);
+    }
     let home = Home::read()?;
-    let version = env!("CARGO_PKG_VERSION");
-    let undecided = home.undecided();
-    if !options.dry_run {
+    let undecided = home.undecided().join(", ");
+    if !part.dry_run {
         ensure!(
             undecided.is_empty(),
-            "[workspace.metadata.home] of Cargo.toml does not say where kpx is published: {}",
-            undecided.join(", ")
+            "[workspace.metadata.home] of Cargo.toml does not say where kpx is published: {undecided}"
         );
-        ensure!(
-            options.key.is_some(),
-            "name the --key that signs, or try with --dry-run"
-        );
-        ensure!(
-            changes()?.is_empty(),
-            "the tree has changes that no commit has:\n{}",
-            changes()?
-        );
-        let tags = shell::git(workspace::root(), &["tag", "--points-at", "HEAD"])
-            .context("ask git for tags")?;
-        ensure!(
-            tags.lines().any(|tag| tag == format!("v{version}")),
-            "the commit has no tag v{version}"
-        );
+        ensure_tagged()?;
     }
-    setup::install("a release", missing)?;
-    let helm = helm::ensure().context("a release has a chart")?;
-    let own = folder("registry")?;
-    let local = options.dry_run.then(|| Local::start(&own)).transpose()?;
+    let tools = (!part.make)
+        .then(|| Tools::ensure(part.dry_run))
+        .transpose()?;
+    let local = part.dry_run.then(Local::start).transpose()?;
     let home = match &local {
-        Some(local) => home.on_trial(&local.address),
+        Some(local) => home.on_trial(local.port),
         None => home,
     };
-    let signer = Signer::new(options.key.as_deref(), &home, &folder("keys")?)?;
-    let login = Login::new(&home.image, local.is_some(), folder("login")?)?;
-    let access = Access::new(local.is_some(), helm, &login);
-
-    let packages = dist::Options {
-        debug: options.debug,
-        arch: options.arch.clone(),
-        no_deb: false,
+    let folder = folder()?;
+    if !part.publish {
+        make(options, &home)?;
+    }
+    let references = match &tools {
+        Some(tools) => {
+            let signer = Signer::new(&tools.cosign, options.key.as_deref(), &home)?;
+            let login = Login::new(&home, local.is_some())?;
+            let publisher = Publisher {
+                home: &home,
+                folder: &folder,
+                tools,
+                local: local.as_ref(),
+                signer: &signer,
+                login: &login,
+            };
+            publisher.publish()?
+        }
+        None => Vec::new(),
     };
-    let release = Release::new(&format!("release-{version}"), Some(home.clone()))?;
-    let (mut made, digest) = release.make(&packages)?;
-    let publisher = Publisher {
-        home: &home,
-        signer: &signer,
-        access: &access,
-        login: &login,
-    };
-    let references = publisher.publish(&release, &mut made, &digest)?;
-    release.list()?;
+    dist::list(&folder)?;
     for reference in references {
         println!("{reference}");
     }
-    if options.dry_run && !undecided.is_empty() {
+    if !undecided.is_empty() {
         println!(
-            "undecided in [workspace.metadata.home] of Cargo.toml, so this is no release: {}",
-            undecided.join(", ")
+            "undecided in [workspace.metadata.home] of Cargo.toml, so this is no release: {undecided}"
         );
     }
     Ok(())
 }
 
-/// What turns packages into a release that others can have and check.
+/// Returns the folder of the files.
+fn folder() -> Result<PathBuf> {
+    let name = format!("release-{VERSION}");
+    Ok(workspace::root().join("target").join(name))
+}
+
+/// Fails unless the tree is that of this version's tag.
+fn ensure_tagged() -> Result<()> {
+    let ask = |words: &[&str], what| {
+        shell::git(workspace::root(), words).with_context(|| format!("ask git for {what}"))
+    };
+    let changes = ask(&["status", "--porcelain"], "changes")?;
+    ensure!(
+        changes.is_empty(),
+        "the tree has changes that no commit has:\n{changes}"
+    );
+    let tags = ask(&["tag", "--points-at", "HEAD"], "tags")?;
+    ensure!(
+        tags.lines().any(|tag| tag == format!("v{VERSION}")),
+        "the commit has no tag v{VERSION}"
+    );
+    Ok(())
+}
+
+/// Makes all files, and their sums.
+fn make(options: &Options, home: &Home) -> Result<()> {
+    let packages = dist::Options {
+        debug: options.debug,
+        arch: options.arch.clone(),
+        no_deb: false,
+    };
+    let release = Release::new(&format!("release-{VERSION}"), Some(home.clone()))?;
+    let mut made = release.make(&packages)?;
+    made.push(step("pack the chart", || chart(&release))?);
+    made.push(documents::krew(&release, home, &made)?);
+    made.push(documents::provenance(&release, home, &made)?);
+    sums::write(&release.folder, &made)
+}
+
+/// The tools to sign and push.
+struct Tools {
+    helm: PathBuf,
+    cosign: PathBuf,
+}
+
+impl Tools {
+    fn ensure(dry_run: bool) -> Result<Self> {
+        setup::install("a release", || {
+            missing(dry_run, |program| shell::which(program).is_some())
+        })?;
+        Ok(Self {
+            helm: helm::ensure().context("a release has a chart")?,
+            cosign: sign::cosign()?,
+        })
+    }
+}
+
+/// What signs and pushes the files that were made.
 struct Publisher<'a> {
     home: &'a Home,
-    signer: &'a Signer,
-    access: &'a Access<'a>,
+    folder: &'a Path,
+    tools: &'a Tools,
+    /// The registry of a trial.
+    local: Option<&'a Local>,
+    signer: &'a Signer<'a>,
     login: &'a Login,
 }
 
 impl Publisher<'_> {
-    /// Adds chart and documents to the packages, signs and pushes all, and checks the result.
-    /// Returns the names of image and chart, with their digests.
-    fn publish(
-        &self,
-        release: &Release,
-        made: &mut Vec<String>,
-        digest: &str,
-    ) -> Result<[String; 2]> {
-        let (home, version) = (self.home, release.version);
-        let image = made
+    /// Signs and pushes the files, and checks the result. Returns the names of image and chart, with
+    /// their digests.
+    fn publish(&self) -> Result<Vec<String>> {
+        let home = self.home;
+        let files = sums::verify(self.folder).context("look for the files that --make makes")?;
+        let image = files
             .iter()
-            .rfind(|name| name.ends_with(".oci.tar"))
-            .context("an image")?
-            .clone();
-        let chart = step("pack the chart", || chart(release))?;
-        made.push(chart.clone());
-        made.push(documents::krew(release, home, made)?);
-        made.push(documents::provenance(release, home, made)?);
-        sums::write(&release.folder, made)?;
+            .map(|(name, _)| name)
+            .filter(|name| name.ends_with(".oci.tar"))
+            // The image of several architectures has the shortest name.
+            .min_by_key(|name| name.len())
+            .context("no image was made")?;
+        let (image, chart) = (self.folder.join(image), self.folder.join(chart_name()));
+        let access = Access::new(self.local.is_some(), &self.tools.helm, self.login);
+        let digest = access.digest_of_file(&image)?;
+        ensure!(
+            access.values_of(&chart)?.contains(&digest),
+            "{} names another image than {digest}",
+            chart.display()
+        );
+        // Helm dates the chart in the registry by its file.
+        date(&chart, dist::time()?)?;
 
-        let sums = release.folder.join(sums::NAME);
+        let sums = self.folder.join(sums::NAME);
         let signature = step("sign the sums", || self.signer.sign_file(&sums))?;
         let references = step("push image and chart", || {
-            let tag = format!("{}:{version}", home.image);
-            let pushed = self.access.push_image(&release.folder.join(&image), &tag)?;
+            let tag = format!("{}:{VERSION}", home.image);
+            let pushed = access.push_image(&image, &tag)?;
             ensure!(
                 pushed == digest,
                 "the registry has the image as {pushed}, the manifests name {digest}"
             );
-            let pushed = self
-                .access
-                .push_chart(&release.folder.join(&chart), &home.chart)?;
-            Ok([
+            let pushed = access.push_chart(&chart, &home.chart)?;
+            Ok(vec![
                 format!("{}@{digest}", home.image),
                 format!("{}/kpx@{pushed}", home.chart),
             ])
@@ -164,11 +231,10 @@ impl Publisher<'_> {
             references
                 .iter()
                 .try_for_each(|reference| self.signer.verify_image(reference, self.login))?;
-            let pulled = self
-                .access
-                .pull_chart(&home.chart, version, &folder("pulled")?)?;
+            let to = tempfile::tempdir()?;
+            let pulled = access.pull_chart(&home.chart, VERSION, to.path())?;
             ensure!(
-                fs::read(&pulled)? == fs::read(release.folder.join(&chart))?,
+                fs::read(&pulled)? == fs::read(&chart)?,
                 "the registry has another chart"
             );
             Ok(())
@@ -178,12 +244,13 @@ impl Publisher<'_> {
     }
 }
 
-fn missing() -> Vec<Install> {
-    let packages: Vec<_> = TOOLS
-        .iter()
-        .filter(|(program, _)| shell::which(program).is_none())
-        .map(|(_, package)| *package)
-        .collect();
+/// Returns the missing packages: the registry serves trials only.
+fn missing(dry_run: bool, has: impl Fn(&str) -> bool) -> Vec<Install> {
+    let needed = ["skopeo"]
+        .into_iter()
+        .chain(dry_run.then_some("docker-registry"));
+    // A program and its package have one name.
+    let packages: Vec<_> = needed.filter(|program| !has(program)).collect();
     if packages.is_empty() {
         Vec::new()
     } else {
@@ -191,32 +258,18 @@ fn missing() -> Vec<Install> {
     }
 }
 
-/// Returns what git lists as changed.
-fn changes() -> Result<String> {
-    shell::git(workspace::root(), &["status", "--porcelain"]).context("ask git for changes")
-}
-
-/// Returns an empty folder for the work of this command.
-fn folder(name: &str) -> Result<PathBuf> {
-    let folder = workspace::target_dir()?.join("tmp/release").join(name);
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
-    }
-    fs::create_dir_all(&folder)?;
-    Ok(folder)
-}
-
 /// Packs the staged chart, with the license. Helm's own command would add the time of day.
 fn chart(release: &Release) -> Result<String> {
     let mut files = Files::default();
     files.add_folder(&release.stage.join("deploy/helm/kpx"), "kpx")?;
     files.add_file(&release.stage.join("LICENSE"), "kpx/LICENSE")?;
-    let name = format!("kpx-{}.tgz", release.version);
-    let path = release.folder.join(&name);
-    fs::write(&path, files.tar_gz(release.time)?)?;
-    // Helm dates the chart in the registry by its file.
-    date(&path, release.time)?;
+    let name = chart_name();
+    fs::write(release.folder.join(&name), files.tar_gz(release.time)?)?;
     Ok(name)
+}
+
+fn chart_name() -> String {
+    format!("kpx-{VERSION}.tgz")
 }
 
 fn date(path: &Path, time: u64) -> Result<()> {
@@ -238,4 +291,62 @@ fn answer(mut command: std::process::Command) -> Result<String> {
         bail!("`{shown}` failed ({}):\n{out}{err}", output.status);
     }
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    /// Returns clap's message if the words are refused.
+    fn refused(words: &str) -> Option<String> {
+        let words = std::iter::once("release").chain(words.split_whitespace());
+        Cli::try_parse_from(words)
+            .err()
+            .map(|error| error.to_string())
+    }
+
+    #[test]
+    fn key_belongs_to_the_part_that_runs_no_build_script() {
+        for accepted in [
+            "--make --arch amd64 --arch arm64",
+            "--tools",
+            "--publish --key env://COSIGN_PRIVATE_KEY",
+            "--dry-run --debug --arch arm64",
+        ] {
+            assert_eq!(refused(accepted), None, "{accepted}");
+        }
+        for words in [
+            "",
+            "--make --key k",
+            "--dry-run --key k",
+            "--publish",
+            "--publish --make --key k",
+            "--publish --key k --arch arm64",
+            "--make --debug",
+        ] {
+            assert!(refused(words).is_some(), "{words:?} is accepted");
+        }
+    }
+
+    #[test]
+    fn trial_alone_takes_a_registry_of_its_own() {
+        let has_none = |_: &str| false;
+        assert_eq!(
+            missing(true, has_none),
+            [Install::Packages(vec!["skopeo", "docker-registry"])]
+        );
+        assert_eq!(
+            missing(false, has_none),
+            [Install::Packages(vec!["skopeo"])]
+        );
+        assert_eq!(missing(true, |_| true), []);
+    }
 }

@@ -8,8 +8,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
 
 use super::answer;
+use crate::dist::sums;
+use crate::home::Home;
 
 /// The name and the password at a trial's registry, and the password as the registry keeps it.
 const TRIAL: (&str, &str, &str) = (
@@ -18,44 +21,50 @@ const TRIAL: (&str, &str, &str) = (
     "$2b$04$SOyVT3x0y/wu/0wK9XVRQOB/3md0G6yA747KHv.uLIRR0x4NgHn1i",
 );
 
-/// A registry that ends with this value.
+/// A registry on 127.0.0.1 that ends with this value.
 pub(super) struct Local {
     child: Child,
-    /// Its address and port.
-    pub(super) address: String,
+    pub(super) port: u16,
+    _folder: TempDir,
 }
 
 impl Local {
-    pub(super) fn start(folder: &Path) -> Result<Self> {
+    pub(super) fn start() -> Result<Self> {
+        let temporary = tempfile::tempdir()?;
+        let folder = temporary.path();
         // The port is free again when the listener is dropped, and nobody else takes it so soon.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let address = format!("127.0.0.1:{port}");
         let config = folder.join("config.yml");
         let users = folder.join("users");
         fs::write(&users, format!("{}:{}\n", TRIAL.0, TRIAL.2))?;
         let text = format!(
-            "version: 0.1\nlog: {{ level: warn }}\nstorage:\n  filesystem: {{ rootdirectory: {data} }}\nhttp: {{ addr: '{address}' }}\n\
+            "version: 0.1\nlog: {{ level: warn }}\nstorage:\n  filesystem: {{ rootdirectory: {data} }}\nhttp: {{ addr: '127.0.0.1:{port}' }}\n\
              auth:\n  htpasswd: {{ realm: trial, path: {users} }}\n",
             data = folder.join("data").display(),
             users = users.display()
         );
         fs::write(&config, text)?;
-        let log = fs::File::create(folder.join("log"))?;
+        let log = folder.join("log");
+        let output = fs::File::create(&log)?;
         let mut command = Command::new("docker-registry");
         command.arg("serve").arg(&config);
         command
             .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
+            .stdout(output.try_clone()?)
+            .stderr(output);
         let child = command.spawn().context("run docker-registry")?;
-        let mut local = Self { child, address };
+        let mut local = Self {
+            child,
+            port,
+            _folder: temporary,
+        };
         let deadline = Instant::now() + Duration::from_secs(30);
-        while std::net::TcpStream::connect(&local.address).is_err() {
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
             let ended = local.child.try_wait()?;
             ensure!(
                 ended.is_none() && Instant::now() < deadline,
                 "the registry does not answer: {}",
-                folder.join("log").display()
+                fs::read_to_string(&log)?
             );
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -70,17 +79,18 @@ impl Drop for Local {
     }
 }
 
-/// A login at the registry, in a file that skopeo, Helm and cosign read.
+/// A login at the registry, in a file that skopeo, Helm and cosign read and that ends with this
+/// value.
 pub(super) struct Login {
     /// `None` without name and password: the tools have logins of their own.
-    folder: Option<PathBuf>,
+    folder: Option<TempDir>,
 }
 
 impl Login {
     /// Logs in with the name and the password of the environment, or at a trial's registry.
-    pub(super) fn new(image: &str, plain: bool, folder: PathBuf) -> Result<Self> {
+    pub(super) fn new(home: &Home, trial: bool) -> Result<Self> {
         let of = |name: &str| std::env::var(name).ok();
-        let named = if plain {
+        let named = if trial {
             Some((TRIAL.0.to_owned(), TRIAL.1.to_owned()))
         } else {
             of("KPX_REGISTRY_USER").zip(of("KPX_REGISTRY_PASSWORD"))
@@ -88,14 +98,22 @@ impl Login {
         let Some((user, password)) = named else {
             return Ok(Self { folder: None });
         };
-        let (host, _) = image.split_once('/').context("an image has a registry")?;
+        let (host, _) = home
+            .image
+            .split_once('/')
+            .context("an image has a registry")?;
         let login = Self {
-            folder: Some(folder),
+            folder: Some(tempfile::tempdir()?),
         };
+        login.enter(host, &user, &password, trial)?;
+        Ok(login)
+    }
+
+    fn enter(&self, host: &str, user: &str, password: &str, trial: bool) -> Result<()> {
         let mut skopeo = Command::new("skopeo");
-        skopeo.args(["login", "--username", &user, "--password-stdin"]);
-        skopeo.arg(format!("--tls-verify={}", !plain)).arg(host);
-        login.apply(&mut skopeo);
+        skopeo.args(["login", "--username", user, "--password-stdin"]);
+        skopeo.arg(format!("--tls-verify={}", !trial)).arg(host);
+        self.apply(&mut skopeo);
         let mut child = skopeo
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -105,16 +123,16 @@ impl Login {
         stdin.write_all(password.as_bytes())?;
         drop(stdin);
         ensure!(child.wait()?.success(), "log in at {host} as {user}");
-        Ok(login)
+        Ok(())
     }
 
     pub(super) fn apply(&self, command: &mut Command) {
         if let Some(folder) = &self.folder {
-            let file = folder.join("config.json");
+            let file = folder.path().join("config.json");
             command
                 .env("REGISTRY_AUTH_FILE", &file)
                 .env("HELM_REGISTRY_CONFIG", &file)
-                .env("DOCKER_CONFIG", folder);
+                .env("DOCKER_CONFIG", folder.path());
         }
     }
 }
@@ -123,13 +141,29 @@ impl Login {
 pub(super) struct Access<'a> {
     /// The registry has no TLS.
     plain: bool,
-    helm: PathBuf,
+    helm: &'a Path,
     login: &'a Login,
 }
 
 impl<'a> Access<'a> {
-    pub(super) fn new(plain: bool, helm: PathBuf, login: &'a Login) -> Self {
+    pub(super) fn new(plain: bool, helm: &'a Path, login: &'a Login) -> Self {
         Self { plain, helm, login }
+    }
+
+    /// Returns the digest of the image, or of the index, in an archive.
+    pub(super) fn digest_of_file(&self, archive: &Path) -> Result<String> {
+        let mut inspect = Command::new("skopeo");
+        inspect.args(["inspect", "--raw"]);
+        inspect.arg(format!("oci-archive:{}", archive.display()));
+        let manifest = answer(inspect)?;
+        Ok(format!("sha256:{}", sums::sha256(manifest.as_bytes())))
+    }
+
+    /// Returns the default values of a packed chart.
+    pub(super) fn values_of(&self, chart: &Path) -> Result<String> {
+        let mut helm = Command::new(self.helm);
+        helm.args(["show", "values"]).arg(chart);
+        answer(helm)
     }
 
     /// Pushes an image, or an index with its images, under a name with its tag. Returns the digest
@@ -175,7 +209,7 @@ impl<'a> Access<'a> {
     }
 
     fn helm(&self, verb: &str) -> Command {
-        let mut helm = Command::new(&self.helm);
+        let mut helm = Command::new(self.helm);
         helm.arg(verb);
         helm.args(self.plain.then_some("--plain-http"));
         self.login.apply(&mut helm);

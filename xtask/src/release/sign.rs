@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
 
 use super::answer;
 use super::registry::Login;
@@ -14,36 +15,40 @@ use crate::{cluster, workspace};
 
 const COSIGN: &str = "github.com/sigstore/cosign/v2/cmd/cosign@v2.6.5";
 
-pub(super) struct Signer {
-    cosign: PathBuf,
+pub(super) struct Signer<'a> {
+    cosign: &'a Path,
     /// A key, in cosign's notation.
     key: String,
     public: PathBuf,
     /// A trial: signatures stay off the public log, and the registry has no TLS.
     trial: bool,
+    /// The folder of a trial's key.
+    _folder: Option<TempDir>,
 }
 
-impl Signer {
-    /// Signs with a key that fits the home's public key or, without one, with a new key in
-    /// `folder`.
-    pub(super) fn new(key: Option<&str>, home: &Home, folder: &Path) -> Result<Self> {
-        let cosign = cosign()?;
+impl<'a> Signer<'a> {
+    /// Signs with a key that fits the home's public key or, without one, with a new key that ends
+    /// with this value.
+    pub(super) fn new(cosign: &'a Path, key: Option<&str>, home: &Home) -> Result<Self> {
         let Some(key) = key else {
-            let mut generate = Command::new(&cosign);
+            let folder = tempfile::tempdir()?;
+            let mut generate = Command::new(cosign);
             generate
                 .args(["generate-key-pair", "--output-key-prefix", "trial"])
                 .env("COSIGN_PASSWORD", "")
-                .current_dir(folder);
+                .current_dir(&folder);
             answer(generate)?;
+            let file = |name| folder.path().join(name);
             return Ok(Self {
                 cosign,
-                key: folder.join("trial.key").to_string_lossy().into_owned(),
-                public: folder.join("trial.pub"),
+                key: file("trial.key").to_string_lossy().into_owned(),
+                public: file("trial.pub"),
                 trial: true,
+                _folder: Some(folder),
             });
         };
         let public = workspace::root().join(&home.key);
-        let mut ask = Command::new(&cosign);
+        let mut ask = Command::new(cosign);
         ask.args(["public-key", "--key", key]);
         let own = answer(ask)?;
         let published = fs::read_to_string(&public)
@@ -58,6 +63,7 @@ impl Signer {
             key: key.to_owned(),
             public,
             trial: false,
+            _folder: None,
         })
     }
 
@@ -96,7 +102,7 @@ impl Signer {
     }
 
     fn sign(&self, verb: &str) -> Command {
-        let mut sign = Command::new(&self.cosign);
+        let mut sign = Command::new(self.cosign);
         sign.args([verb, "--yes", "--key", &self.key]);
         if self.trial {
             sign.arg("--tlog-upload=false").env("COSIGN_PASSWORD", "");
@@ -105,7 +111,7 @@ impl Signer {
     }
 
     fn verify(&self, verb: &str) -> Command {
-        let mut verify = Command::new(&self.cosign);
+        let mut verify = Command::new(self.cosign);
         verify.args([verb, "--key"]).arg(&self.public);
         verify.args(self.trial.then_some("--insecure-ignore-tlog=true"));
         verify
@@ -113,7 +119,7 @@ impl Signer {
 }
 
 /// Installs cosign below the target directory.
-fn cosign() -> Result<PathBuf> {
+pub(super) fn cosign() -> Result<PathBuf> {
     let folder = workspace::target_dir()?.join("tools/bin");
     let (_, version) = COSIGN.split_once('@').unwrap_or_default();
     let program = folder.join(format!("cosign-{version}"));
