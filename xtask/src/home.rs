@@ -101,12 +101,13 @@ impl Home {
             .collect()
     }
 
-    /// Returns this home for a trial: a registry on a port of this machine receives image and chart,
-    /// and `.invalid`, which no resolver answers, stands for each undecided address.
+    /// Returns this home for a trial: a registry on a port of this machine receives image and chart
+    /// under two names of its host, and `.invalid`, which no resolver answers, stands for each
+    /// undecided address.
     pub(crate) fn on_trial(&self, port: u16) -> Self {
         let mut home = self.clone();
         home.image = format!("127.0.0.1:{port}/kpx");
-        home.chart = format!("127.0.0.1:{port}/charts");
+        home.chart = format!("localhost:{port}/charts");
         for (name, text) in home.fields_mut() {
             if text.is_empty() {
                 *text = format!("https://{name}-is-undecided.invalid");

@@ -38,7 +38,7 @@ fn a_trial_stays_on_its_registry() {
     let home = decided().on_trial(5000);
     assert_eq!(
         (home.image.as_str(), home.chart.as_str()),
-        ("127.0.0.1:5000/kpx", "127.0.0.1:5000/charts")
+        ("127.0.0.1:5000/kpx", "localhost:5000/charts")
     );
     assert_eq!(home.site, decided().site);
 }

@@ -1,5 +1,6 @@
 //! The registry of image and chart, and a registry on this machine for trials.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
 use super::answer;
@@ -20,6 +21,9 @@ const TRIAL: (&str, &str, &str) = (
     "trial",
     "$2b$04$SOyVT3x0y/wu/0wK9XVRQOB/3md0G6yA747KHv.uLIRR0x4NgHn1i",
 );
+
+const USER: &str = "KPX_REGISTRY_USER";
+const PASSWORD: &str = "KPX_REGISTRY_PASSWORD";
 
 /// A registry on 127.0.0.1 that ends with this value.
 pub(super) struct Local {
@@ -93,19 +97,17 @@ impl Login {
         let named = if trial {
             Some((TRIAL.0.to_owned(), TRIAL.1.to_owned()))
         } else {
-            of("KPX_REGISTRY_USER").zip(of("KPX_REGISTRY_PASSWORD"))
+            whole(of(USER), of(PASSWORD))?
         };
         let Some((user, password)) = named else {
             return Ok(Self { folder: None });
         };
-        let (host, _) = home
-            .image
-            .split_once('/')
-            .context("an image has a registry")?;
         let login = Self {
             folder: Some(tempfile::tempdir()?),
         };
-        login.enter(host, &user, &password, trial)?;
+        for host in hosts(home) {
+            login.enter(host, &user, &password, trial)?;
+        }
         Ok(login)
     }
 
@@ -135,6 +137,24 @@ impl Login {
                 .env("DOCKER_CONFIG", folder.path());
         }
     }
+}
+
+/// Returns name and password; `None` without both.
+fn whole(user: Option<String>, password: Option<String>) -> Result<Option<(String, String)>> {
+    let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+    match (given(user), given(password)) {
+        (Some(user), Some(password)) => Ok(Some((user, password))),
+        (None, None) => Ok(None),
+        _ => bail!("{USER} and {PASSWORD} are a login only together"),
+    }
+}
+
+/// Returns the registries of image and chart, each once.
+fn hosts(home: &Home) -> BTreeSet<&str> {
+    [&home.image, &home.chart]
+        .into_iter()
+        .filter_map(|name| name.split('/').next())
+        .collect()
 }
 
 /// The ways to push and pull.
@@ -214,5 +234,40 @@ impl<'a> Access<'a> {
         helm.args(self.plain.then_some("--plain-http"));
         self.login.apply(&mut helm);
         helm
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_a_login_is_refused() {
+        let of = |text: &str| Some(text.to_owned());
+        assert_eq!(whole(None, of("")).unwrap(), None);
+        assert_eq!(
+            whole(of("me"), of("secret")).unwrap(),
+            Some(("me".to_owned(), "secret".to_owned()))
+        );
+        for (user, password) in [(of("me"), None), (of("me"), of("")), (None, of("secret"))] {
+            let error = whole(user, password).unwrap_err().to_string();
+            assert!(error.contains(USER) && error.contains(PASSWORD), "{error}");
+        }
+    }
+
+    #[test]
+    fn image_and_chart_may_have_different_registries() {
+        let home = |image: &str, chart: &str| Home {
+            image: image.to_owned(),
+            chart: chart.to_owned(),
+            ..Home::default()
+        };
+        let different = home("a.invalid/kpx", "b.invalid:5000/charts");
+        assert_eq!(
+            Vec::from_iter(hosts(&different)),
+            ["a.invalid", "b.invalid:5000"]
+        );
+        let same = home("a.invalid/kpx", "a.invalid/charts");
+        assert_eq!(Vec::from_iter(hosts(&same)), ["a.invalid"]);
     }
 }
