@@ -205,6 +205,9 @@ impl Publisher<'_> {
         );
         // Helm dates the chart in the registry by its file.
         date(&chart, dist::time()?)?;
+        step("look for this version in the registries", || {
+            self.ensure_unpublished(&access, &digest, &chart)
+        })?;
 
         let sums = self.folder.join(sums::NAME);
         let signature = step("sign the sums", || self.signer.sign_file(&sums))?;
@@ -231,16 +234,51 @@ impl Publisher<'_> {
             references
                 .iter()
                 .try_for_each(|reference| self.signer.verify_image(reference, self.login))?;
-            let to = tempfile::tempdir()?;
-            let pulled = access.pull_chart(&home.chart, VERSION, to.path())?;
             ensure!(
-                fs::read(&pulled)? == fs::read(&chart)?,
+                self.has_chart(&access, &chart)?,
                 "the registry has another chart"
             );
             Ok(())
         })?;
+        if self.local.is_some() {
+            step("try to replace the published version", || {
+                self.ensure_unpublished(&access, &digest, &chart)
+                    .context("the same files again")?;
+                let another = self.ensure_unpublished(&access, "sha256:other", &chart);
+                ensure!(another.is_err(), "another image would be pushed");
+                Ok(())
+            })?;
+        }
 
         Ok(references)
+    }
+
+    /// Fails if a registry has this version with another content. A publication that stopped
+    /// half-way can be repeated.
+    fn ensure_unpublished(&self, access: &Access, digest: &str, chart: &Path) -> Result<()> {
+        const NEXT: &str = "a published version stays as it is: raise the version";
+        let image = format!("{}:{VERSION}", self.home.image);
+        if let Some(found) = access.digest(&image)? {
+            ensure!(
+                found == digest,
+                "{image} is published as {found}, and {digest} was made; {NEXT}"
+            );
+        }
+        let name = format!("{}/kpx:{VERSION}", self.home.chart);
+        if access.digest(&name)?.is_some() {
+            ensure!(
+                self.has_chart(access, chart)?,
+                "the chart {name} is published, and another one was made; {NEXT}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns true if the registry has this chart as the chart of this version.
+    fn has_chart(&self, access: &Access, chart: &Path) -> Result<bool> {
+        let to = tempfile::tempdir()?;
+        let pulled = access.pull_chart(&self.home.chart, VERSION, to.path())?;
+        Ok(fs::read(&pulled)? == fs::read(chart)?)
     }
 }
 

@@ -139,6 +139,14 @@ impl Login {
     }
 }
 
+/// Returns true if a registry answered that it has no such name or tag. Every other failure leaves
+/// that open.
+fn is_absent(reported: &str) -> bool {
+    ["manifest unknown", "name unknown", "NAME_UNKNOWN"]
+        .iter()
+        .any(|answer| reported.contains(answer))
+}
+
 /// Returns name and password; `None` without both.
 fn whole(user: Option<String>, password: Option<String>) -> Result<Option<(String, String)>> {
     let given = |text: Option<String>| text.filter(|text| !text.is_empty());
@@ -196,12 +204,23 @@ impl<'a> Access<'a> {
             .arg(format!("docker://{tag}"));
         self.login.apply(&mut copy);
         answer(copy)?;
+        self.digest(tag)?.context("the registry lost the image")
+    }
+
+    /// Returns the digest that a registry has under a name with a tag; `None` if it has none.
+    pub(super) fn digest(&self, name: &str) -> Result<Option<String>> {
         let mut inspect = Command::new("skopeo");
-        inspect.args(["inspect", "--format", "{{.Digest}}"]);
+        inspect.args(["inspect", "--raw"]);
         inspect.arg(format!("--tls-verify={}", !self.plain));
-        inspect.arg(format!("docker://{tag}"));
+        inspect.arg(format!("docker://{name}"));
         self.login.apply(&mut inspect);
-        Ok(answer(inspect)?.trim().to_owned())
+        let output = inspect.output().context("run skopeo")?;
+        if output.status.success() {
+            return Ok(Some(format!("sha256:{}", sums::sha256(&output.stdout))));
+        }
+        let reported = String::from_utf8_lossy(&output.stderr);
+        ensure!(is_absent(&reported), "look for {name}: {reported}");
+        Ok(None)
     }
 
     /// Pushes a chart into a folder of the registry. Returns its digest there.
@@ -240,6 +259,23 @@ impl<'a> Access<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_registrys_own_answer_counts_as_absent() {
+        // As skopeo prints the answers of docker-registry: to a tag, to a name without any tag.
+        for answer in [
+            "Error parsing image name \"docker://r.invalid/kpx:1.2.3\": reading manifest 1.2.3 in r.invalid/kpx: manifest unknown",
+            "reading manifest 1.2.3 in r.invalid/kpx: name unknown: repository name not known to registry",
+        ] {
+            assert!(is_absent(answer), "{answer}");
+        }
+        for failure in [
+            "pinging container registry r.invalid: Get \"https://r.invalid/v2/\": dial tcp: lookup r.invalid: no such host",
+            "reading manifest 1.2.3 in r.invalid/kpx: unauthorized: authentication required",
+        ] {
+            assert!(!is_absent(failure), "{failure}");
+        }
+    }
 
     #[test]
     fn half_a_login_is_refused() {
