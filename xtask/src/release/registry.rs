@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -25,30 +25,44 @@ const TRIAL: (&str, &str, &str) = (
 const USER: &str = "KPX_REGISTRY_USER";
 const PASSWORD: &str = "KPX_REGISTRY_PASSWORD";
 
-/// A registry on 127.0.0.1 that ends with this value.
+/// A registry on 127.0.0.1 that ends with this value. It has two ports: one to push with a login,
+/// one to pull without.
 pub(super) struct Local {
-    child: Child,
+    servers: Vec<Child>,
     pub(super) port: u16,
-    _folder: TempDir,
+    public_port: u16,
+    folder: TempDir,
 }
 
 impl Local {
     pub(super) fn start() -> Result<Self> {
-        let temporary = tempfile::tempdir()?;
-        let folder = temporary.path();
-        // The port is free again when the listener is dropped, and nobody else takes it so soon.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let config = folder.join("config.yml");
-        let users = folder.join("users");
+        let mut local = Self {
+            servers: Vec::new(),
+            port: free_port()?,
+            public_port: free_port()?,
+            folder: tempfile::tempdir()?,
+        };
+        let users = local.folder.path().join("users");
         fs::write(&users, format!("{}:{}\n", TRIAL.0, TRIAL.2))?;
+        let login = format!(
+            "auth: {{ htpasswd: {{ realm: trial, path: {} }} }}",
+            users.display()
+        );
+        local.serve(local.port, false, &login)?;
+        local.serve(local.public_port, true, "")?;
+        Ok(local)
+    }
+
+    /// Starts a server of the registry's files, with more lines of configuration.
+    fn serve(&mut self, port: u16, readonly: bool, more: &str) -> Result<()> {
+        let file = |name: &str| self.folder.path().join(format!("{port}.{name}"));
+        let (config, log) = (file("yml"), file("log"));
         let text = format!(
-            "version: 0.1\nlog: {{ level: warn }}\nstorage:\n  filesystem: {{ rootdirectory: {data} }}\nhttp: {{ addr: '127.0.0.1:{port}' }}\n\
-             auth:\n  htpasswd: {{ realm: trial, path: {users} }}\n",
-            data = folder.join("data").display(),
-            users = users.display()
+            "version: 0.1\nlog: {{ level: warn }}\nhttp: {{ addr: '127.0.0.1:{port}' }}\nstorage:\n  filesystem: {{ rootdirectory: {data} }}\n  \
+             maintenance: {{ readonly: {{ enabled: {readonly} }} }}\n{more}\n",
+            data = self.folder.path().join("data").display(),
         );
         fs::write(&config, text)?;
-        let log = folder.join("log");
         let output = fs::File::create(&log)?;
         let mut command = Command::new("docker-registry");
         command.arg("serve").arg(&config);
@@ -56,30 +70,40 @@ impl Local {
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output);
-        let child = command.spawn().context("run docker-registry")?;
-        let mut local = Self {
-            child,
-            port,
-            _folder: temporary,
-        };
+        let mut server = command.spawn().context("run docker-registry")?;
         let deadline = Instant::now() + Duration::from_secs(30);
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            let ended = local.child.try_wait()?;
-            ensure!(
-                ended.is_none() && Instant::now() < deadline,
-                "the registry does not answer: {}",
-                fs::read_to_string(&log)?
-            );
+        let mut ended = false;
+        while !ended && std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
             std::thread::sleep(Duration::from_millis(50));
+            ended = server.try_wait()?.is_some() || Instant::now() > deadline;
         }
-        Ok(local)
+        self.servers.push(server);
+        ensure!(
+            !ended,
+            "the registry does not answer: {}",
+            fs::read_to_string(&log)?
+        );
+        Ok(())
     }
+
+    /// Returns the name of an image or a chart as somebody without a login pulls it.
+    pub(super) fn public(&self, name: &str) -> String {
+        let [from, to] = [self.port, self.public_port].map(|port| format!(":{port}/"));
+        name.replacen(&from, &to, 1)
+    }
+}
+
+/// Returns a port that was free: nobody else takes it so soon.
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 impl Drop for Local {
     fn drop(&mut self) {
-        let _ended = self.child.kill();
-        let _ended = self.child.wait();
+        for server in &mut self.servers {
+            let _ended = server.kill();
+            let _ended = server.wait();
+        }
     }
 }
 
@@ -109,6 +133,15 @@ impl Login {
             login.enter(host, &user, &password, trial)?;
         }
         Ok(login)
+    }
+
+    /// Returns the absence of a login: the tools' own logins are hidden from them.
+    pub(super) fn nobody() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        fs::write(folder.path().join("config.json"), "{}")?;
+        Ok(Self {
+            folder: Some(folder),
+        })
     }
 
     fn enter(&self, host: &str, user: &str, password: &str, trial: bool) -> Result<()> {
@@ -207,6 +240,17 @@ impl<'a> Access<'a> {
         self.digest(tag)?.context("the registry lost the image")
     }
 
+    /// Pulls all that belongs to an image, by a name with its digest.
+    pub(super) fn pull_image(&self, reference: &str, to: &Path) -> Result<()> {
+        let mut copy = Command::new("skopeo");
+        copy.args(["copy", "--quiet", "--all", "--preserve-digests"]);
+        copy.arg(format!("--src-tls-verify={}", !self.plain));
+        copy.arg(format!("docker://{reference}"))
+            .arg(format!("dir:{}", to.display()));
+        self.login.apply(&mut copy);
+        answer(copy).map(drop)
+    }
+
     /// Returns the digest that a registry has under a name with a tag; `None` if it has none.
     pub(super) fn digest(&self, name: &str) -> Result<Option<String>> {
         let mut inspect = Command::new("skopeo");
@@ -236,15 +280,17 @@ impl<'a> Access<'a> {
         Ok(digest.trim().to_owned())
     }
 
-    /// Returns the file of a pulled chart.
-    pub(super) fn pull_chart(&self, folder: &str, version: &str, to: &Path) -> Result<PathBuf> {
+    /// Returns the content of a pulled chart.
+    pub(super) fn pull_chart(&self, folder: &str, version: &str) -> Result<Vec<u8>> {
+        let to = tempfile::tempdir()?;
         let mut helm = self.helm("pull");
         helm.arg(format!("oci://{folder}/kpx"));
         helm.args(["--version", version])
             .arg("--destination")
-            .arg(to);
+            .arg(to.path());
         answer(helm)?;
-        Ok(to.join(format!("kpx-{version}.tgz")))
+        let chart = to.path().join(format!("kpx-{version}.tgz"));
+        fs::read(&chart).with_context(|| format!("read {}", chart.display()))
     }
 
     fn helm(&self, verb: &str) -> Command {
