@@ -16,7 +16,7 @@ use crate::dist::{self, Release, sums};
 use crate::home::Home;
 use crate::setup::{self, Install};
 use crate::step::step;
-use crate::{helm, shell, workspace};
+use crate::{helm, shell, site, workspace};
 use registry::{Access, Local, Login};
 use sign::Signer;
 
@@ -142,7 +142,9 @@ fn make(options: &Options, home: &Home) -> Result<()> {
         no_deb: false,
     };
     let release = Release::new(&format!("release-{VERSION}"), Some(home.clone()))?;
+    let site = site(&release, home)?;
     let mut made = release.make(&packages)?;
+    made.push(site);
     made.push(step("pack the chart", || chart(&release))?);
     made.push(documents::krew(&release, home, &made)?);
     made.push(documents::provenance(&release, home, &made)?);
@@ -310,6 +312,16 @@ fn chart(release: &Release) -> Result<String> {
     files.add_folder(&release.stage.join("deploy/helm/kpx"), "kpx")?;
     files.add_file(&release.stage.join("LICENSE"), "kpx/LICENSE")?;
     let name = chart_name();
+    fs::write(release.folder.join(&name), files.tar_gz(release.time)?)?;
+    Ok(name)
+}
+
+/// Packs the site, which the links of chart and alerts name. Its folder in the archive is its
+/// address below the home's.
+fn site(release: &Release, home: &Home) -> Result<String> {
+    let mut files = Files::default();
+    files.add_folder(&site::make(home)?, VERSION)?;
+    let name = format!("kpx-{VERSION}-site.tar.gz");
     fs::write(release.folder.join(&name), files.tar_gz(release.time)?)?;
     Ok(name)
 }
