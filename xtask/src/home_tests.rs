@@ -2,6 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::dist::pack::Files;
+use crate::shell;
 
 const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
@@ -117,4 +118,38 @@ fn a_forgotten_image_of_a_checkout_is_found() {
         error.unwrap_err().to_string().contains("pod.yaml"),
         "the file is named"
     );
+}
+
+#[test]
+fn documented_command_leads_alerts_to_a_copy_of_their_page() {
+    let page = fs::read_to_string(workspace::root().join("docs/alerts.md")).unwrap();
+    let (_, command) = page.split_once("`sed -i ").expect("the command");
+    let (command, _) = command.split_once(" alerts.yaml`").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = Files::default();
+    files
+        .add_folder(&workspace::root().join("deploy/monitoring"), "released")
+        .unwrap();
+    files.write(folder.path()).unwrap();
+    let (released, tree) = (folder.path().join("released"), workspace::root());
+    decided()
+        .publish(&released, env!("CARGO_PKG_VERSION"), DIGEST)
+        .unwrap();
+    for rules in [released, tree.join("deploy/monitoring")] {
+        let file = rules.join("alerts.yaml");
+        let text = shell::output("sh", &["-c", &format!("sed {command} {}", file.display())]);
+        let text = text.unwrap();
+        let links: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("runbook_url: "))
+            .collect();
+        assert!(links.len() > 10, "{links:?}");
+        for link in links {
+            assert!(
+                link.starts_with("https://wiki.corp.test/kpx/alerts.md#kpx"),
+                "{link} in {}",
+                file.display()
+            );
+        }
+    }
 }
