@@ -26,8 +26,10 @@ pub(crate) fn run() -> Result<()> {
 
 /// Makes the site, and returns its folder.
 pub(crate) fn make(home: &Home) -> Result<PathBuf> {
-    let mdbook = cargo_tool::install(MDBOOK.0, MDBOOK.1)?;
-    let hyperlink = cargo_tool::install(HYPERLINK.0, HYPERLINK.1)?;
+    // mdBook's server and its watch of files would triple what is compiled.
+    let search_only = ["--no-default-features", "--features=search"];
+    let mdbook = cargo_tool::install(MDBOOK.0, MDBOOK.1, &search_only)?;
+    let hyperlink = cargo_tool::install(HYPERLINK.0, HYPERLINK.1, &[])?;
     let target = workspace::target_dir()?;
     let (book, site) = (target.join("tmp/book"), target.join("site"));
     for old in [&book, &site] {
