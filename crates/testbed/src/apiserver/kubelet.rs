@@ -1,7 +1,7 @@
 //! The kubelet's part of the API: exec and port-forward over WebSocket, and logs.
 
 use std::fmt::Debug;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
@@ -28,6 +28,7 @@ use super::shared::Shared;
 
 /// The sub-protocols of Kubernetes, in order of preference.
 const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
+const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const STATUS: u8 = 3;
@@ -36,7 +37,7 @@ const QUEUE: usize = 16;
 
 /// A container, with the operations of its node's kubelet.
 pub trait Container: Debug + Send + Sync {
-    /// Starts a command in the container, with pipes for its output.
+    /// Starts a command in the container, with pipes for its input and output.
     fn exec(&self, command: &[String]) -> anyhow::Result<Child>;
     fn log(&self) -> anyhow::Result<String>;
     /// Connects to a port from inside the pod, like the container runtime.
@@ -150,8 +151,14 @@ async fn exec(
         .collect();
     let child = tokio::task::spawn_blocking(move || container.exec(&command)).await;
     let child = child.context("start the command").flatten();
-    let child =
+    let mut child =
         child.map_err(|error| Failure::unexplained(format!("container not found: {error:#}")))?;
+    if !query
+        .iter()
+        .any(|(name, value)| name == "stdin" && value == "true")
+    {
+        child.stdin = None;
+    }
     upgrade.accept(request, |upgraded| stream(upgraded, child))
 }
 
@@ -223,7 +230,7 @@ impl Upgrade {
     }
 }
 
-/// Streams a command's output and exit status. If the client disconnects, kills the command, like
+/// Streams a command's input, output and exit status. If the client disconnects, kills the command, like
 /// containerd.
 async fn stream(upgraded: Upgraded, mut child: Child) {
     let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
@@ -252,6 +259,10 @@ async fn stream(upgraded: Upgraded, mut child: Child) {
         tokio::task::spawn_blocking(move || pump(channel, pipe, &sender));
     }
     drop(sender);
+    let (input, typed) = std::sync::mpsc::channel();
+    if let Some(stdin) = child.stdin.take() {
+        tokio::task::spawn_blocking(move || feed(stdin, &typed));
+    }
     loop {
         tokio::select! {
             message = messages.recv() => match message {
@@ -267,13 +278,31 @@ async fn stream(upgraded: Upgraded, mut child: Child) {
                     break;
                 }
             },
-            message = source.next() => if !matches!(message, Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_)))) {
-                break;
+            message = source.next() => match message {
+                // The command may read no input.
+                Some(Ok(Message::Binary(message))) => if message.first() == Some(&STDIN) {
+                    let _ = input.send(message);
+                },
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+                _ => break,
             },
         }
     }
     let _ = child.kill(); // It may have ended already.
     let _ = child.wait();
+}
+
+/// Writes the client's messages to the command until either ends.
+fn feed(mut stdin: impl Write, typed: &std::sync::mpsc::Receiver<Bytes>) {
+    while let Ok(message) = typed.recv() {
+        if stdin
+            .write_all(&message[1..])
+            .and_then(|()| stdin.flush())
+            .is_err()
+        {
+            return;
+        }
+    }
 }
 
 fn pump(channel: u8, mut pipe: impl Read, sender: &mpsc::Sender<Vec<u8>>) {

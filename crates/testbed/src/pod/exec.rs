@@ -84,7 +84,7 @@ impl Inside {
             process.uid(user);
         }
         process
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         process
