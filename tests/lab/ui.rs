@@ -1,10 +1,8 @@
 //! The web page in a browser, served by kpx on a node of the lab.
 
-mod browser;
 mod hostile;
 mod page;
 mod views;
-mod webdriver;
 
 use anyhow::Result;
 use testbed::agent::{Agent, Service};

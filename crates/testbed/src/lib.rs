@@ -3,6 +3,7 @@
 
 pub mod agent;
 pub mod apiserver;
+pub mod browser;
 pub mod capture;
 pub mod cases;
 pub mod cgroup;

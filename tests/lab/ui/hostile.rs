@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use testbed::agent::Object;
 
-use crate::ui::browser::Browser;
 use crate::ui::{Fixture, ORIGIN, url};
+use testbed::browser::Browser;
 
 const MARKUP: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script>";
 

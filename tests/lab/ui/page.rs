@@ -10,9 +10,8 @@ use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
 use testbed::netns::NetNs;
 
-use crate::ui::browser::Browser;
-use crate::ui::webdriver::key;
 use crate::ui::{Fixture, TARGET, address, url, web};
+use testbed::browser::{Browser, key};
 
 const NAMES: &str =
     "return [...document.querySelectorAll('#services td.name a')].map((link) => link.textContent)";

@@ -1,7 +1,6 @@
 //! The views that answer "what is wrong, and why": problems, live packets, map and trace; and their
 //! accessibility.
 
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -9,9 +8,8 @@ use testbed::agent::{DEADLINE, Service, wait_until};
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
 
-use crate::ui::browser::Browser;
-use crate::ui::webdriver::key;
 use crate::ui::{Fixture, TARGET, address, url, web};
+use testbed::browser::{Browser, key, pictures};
 
 /// The time of traffic in the charts of pictures.
 const PICTURED: Duration = Duration::from_secs(100);
@@ -84,7 +82,7 @@ pub(crate) fn page_leads_from_problem_to_reason(fixture: &Fixture) -> Result<()>
     if pictures().is_some() {
         clients.keep_dialling(PICTURED)?;
     }
-    accept(&browser, "services")?;
+    browser.accept("services")?;
 
     live(&browser, &clients)?;
     map(&browser, &clients)?;
@@ -95,7 +93,7 @@ pub(crate) fn page_leads_from_problem_to_reason(fixture: &Fixture) -> Result<()>
         browser.open(&url(place))?;
         browser
             .wait("document.querySelector('#view h2') && document.querySelector('.tile dd').textContent !== '–/s'")?;
-        accept(&browser, place.rsplit('/').next().unwrap_or_default())?;
+        browser.accept(place.rsplit('/').next().unwrap_or_default())?;
     }
     fixture.base.delete(&zero())
 }
@@ -113,7 +111,7 @@ fn failing_backend(browser: &Browser, fixture: &Fixture) -> Result<()> {
     browser.open("about:blank")?;
     browser.open(&url("#/services/default/closed"))?;
     browser.wait("[...document.querySelectorAll('.backend .why')].some((why) => why.textContent.endsWith('3 refused'))")?;
-    accept(browser, "failing")?;
+    browser.accept("failing")?;
     let from = fixture.base.lab.host("p1b").addrs.ip(Family::V4);
     browser.open(&url(&format!(
         "#/trace?from={from}&to=default/closed&port=80"
@@ -121,7 +119,7 @@ fn failing_backend(browser: &Browser, fixture: &Fixture) -> Result<()> {
     browser.wait("document.getElementById('field-to').value === 'default/closed'")?;
     browser.click("#trace .primary")?;
     browser.wait("[...document.querySelectorAll('#traced .why')].some((note) => note.textContent.includes('were reset and none was answered'))")?;
-    accept(browser, "warned")?;
+    browser.accept("warned")?;
     fixture.base.delete(&closed)
 }
 
@@ -165,7 +163,7 @@ fn live(browser: &Browser, clients: &Clients) -> Result<()> {
         browser,
         "document.querySelector('[data-event=decision]') && document.querySelector('[data-event=reject]')",
     )?;
-    accept(browser, "live")?;
+    browser.accept("live")?;
     browser.click("[data-event=reject] a[href*=drops]")?;
     browser.wait(
         "location.hash === '#/drops/no_endpoints' && document.querySelector('#explanation')",
@@ -178,7 +176,7 @@ fn live(browser: &Browser, clients: &Clients) -> Result<()> {
     ] {
         ensure!(text.contains(wanted), "{wanted:?} is not in {text}");
     }
-    accept(browser, "reason")
+    browser.accept("reason")
 }
 
 /// Checks that the map shows clients, their Services, and the answering backends.
@@ -211,7 +209,7 @@ fn map(browser: &Browser, clients: &Clients) -> Result<()> {
     browser.wait(
         "document.querySelector('.map svg[role=img]').querySelectorAll('.edge.bad').length === 2",
     )?;
-    accept(browser, "map")?;
+    browser.accept("map")?;
     clients.fixture.base.delete(&quiet)?;
     browser.open(&url("#/map?namespace=default&service=host"))?;
     nodes_keep_their_names(browser, clients)
@@ -258,7 +256,7 @@ fn trace(browser: &Browser, fixture: &Fixture) -> Result<()> {
     ] {
         ensure!(text.contains(wanted), "{wanted:?} is not in {text}");
     }
-    accept(browser, "trace")?;
+    browser.accept("trace")?;
     browser.eval("const to = document.getElementById('field-to'); to.value = 'default/web'; to.dispatchEvent(new Event('input', { bubbles: true }))")?;
     browser.click("#trace .primary")?;
     browser.wait("document.querySelector('#traced[data-verdict=forward]')")?;
@@ -314,58 +312,4 @@ pub(crate) fn choices_survive_reload_and_back(fixture: &Fixture) -> Result<()> {
     )?;
     browser.wait("getComputedStyle(document.documentElement).colorScheme === 'dark'")?;
     Ok(())
-}
-
-/// Fails if axe-core finds an accessibility fault. Takes a picture for the docs if `KPX_PICTURES`
-/// is set.
-fn accept(browser: &Browser, name: &str) -> Result<()> {
-    let axe =
-        std::fs::read_to_string(axe()).context("read axe-core: `cargo xtask setup` installs it")?;
-    let run =
-        "return axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) => violations.map((found) =>
-        found.id + ': ' + found.nodes.map((node) => node.target + ' ' + node.failureSummary).join('; ')))";
-    let found = browser.strings(&format!("{axe}; {run}"))?;
-    ensure!(found.is_empty(), "{name}: {found:#?}");
-    match pictures() {
-        Some(folder) => photograph(browser, &folder, name),
-        None => Ok(()),
-    }
-}
-
-/// Takes a picture for the docs, without room below the content, and more for a look at narrow
-/// screens and the dark theme.
-fn photograph(browser: &Browser, folder: &Path, name: &str) -> Result<()> {
-    for (kind, width, height, theme) in [
-        ("-phone-dark", 400, 800, "dark"),
-        ("-phone", 400, 800, "light"),
-        ("-dark", 1400, 860, "dark"),
-        ("", 1400, 860, "light"),
-    ] {
-        browser.theme(theme)?;
-        browser.resize(width, height)?;
-        browser.wait(&format!("innerWidth === {width}"))?;
-        let content =
-            browser.eval("return Math.ceil(document.body.getBoundingClientRect().height)")?;
-        let content = content.as_u64().and_then(|content| content.try_into().ok());
-        browser.resize(
-            width,
-            content.map_or(height, |content: u32| content.min(height)),
-        )?;
-        browser.photograph(&folder.join(format!("{name}{kind}.png")))?;
-    }
-    Ok(())
-}
-
-/// Returns the folder for pictures, if set.
-fn pictures() -> Option<PathBuf> {
-    std::env::var_os("KPX_PICTURES").map(PathBuf::from)
-}
-
-/// Returns the file of axe-core, from `cargo xtask setup`.
-fn axe() -> PathBuf {
-    let own = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../target/tools/axe-core@4.14.1/package/axe.min.js"
-    );
-    std::env::var_os("AXE").map_or_else(|| own.into(), PathBuf::from)
 }

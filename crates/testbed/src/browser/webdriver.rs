@@ -15,22 +15,22 @@ use serde_json::{Value, json};
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
 /// Keys without a printable character (WebDriver, 17.4.2).
-pub(crate) mod key {
-    pub(crate) const BACKSPACE: &str = "\u{e003}";
-    pub(crate) const ENTER: &str = "\u{e007}";
-    pub(crate) const ESCAPE: &str = "\u{e00c}";
-    pub(crate) const LEFT: &str = "\u{e012}";
-    pub(crate) const DOWN: &str = "\u{e015}";
+pub mod key {
+    pub const BACKSPACE: &str = "\u{e003}";
+    pub const ENTER: &str = "\u{e007}";
+    pub const ESCAPE: &str = "\u{e00c}";
+    pub const LEFT: &str = "\u{e012}";
+    pub const DOWN: &str = "\u{e015}";
 }
 
 /// A session of a driver, which ends with the driver.
-pub(crate) struct Session {
+pub(super) struct Session {
     client: Client<HttpConnector, Full<Bytes>>,
     url: String,
 }
 
 impl Session {
-    pub(crate) async fn start(driver: SocketAddr, capabilities: &Value) -> Result<Self> {
+    pub(super) async fn start(driver: SocketAddr, capabilities: &Value) -> Result<Self> {
         let client = Client::builder(TokioExecutor::new()).build_http();
         let mut session = Self {
             client,
@@ -45,24 +45,24 @@ impl Session {
         Ok(session)
     }
 
-    pub(crate) async fn open(&self, url: &str) -> Result<()> {
+    pub(super) async fn open(&self, url: &str) -> Result<()> {
         self.post("/url", json!({ "url": url })).await.map(drop)
     }
 
     /// Runs the body of a JavaScript function. Returns its value.
-    pub(crate) async fn eval(&self, body: &str) -> Result<Value> {
+    pub(super) async fn eval(&self, body: &str) -> Result<Value> {
         self.post("/execute/sync", json!({ "script": body, "args": [] }))
             .await
     }
 
     /// Runs a command of the Chrome DevTools Protocol.
-    pub(crate) async fn devtools(&self, command: &str, params: Value) -> Result<()> {
+    pub(super) async fn devtools(&self, command: &str, params: Value) -> Result<()> {
         let body = json!({ "cmd": command, "params": params });
         self.post("/goog/cdp/execute", body).await.map(drop)
     }
 
     /// Returns the path of the first element that matches a CSS selector.
-    pub(crate) async fn find(&self, selector: &str) -> Result<String> {
+    pub(super) async fn find(&self, selector: &str) -> Result<String> {
         element(
             &self
                 .post(
@@ -74,25 +74,25 @@ impl Session {
     }
 
     /// Returns the path of the focused element.
-    pub(crate) async fn focus(&self) -> Result<String> {
+    pub(super) async fn focus(&self) -> Result<String> {
         element(&self.send(Method::GET, "/element/active", None).await?)
     }
 
-    pub(crate) async fn text(&self, element: &str) -> Result<String> {
+    pub(super) async fn text(&self, element: &str) -> Result<String> {
         let text = self
             .send(Method::GET, &format!("{element}/text"), None)
             .await?;
         Ok(text.as_str().context("the text is no string")?.to_owned())
     }
 
-    pub(crate) async fn click(&self, element: &str) -> Result<()> {
+    pub(super) async fn click(&self, element: &str) -> Result<()> {
         self.post(&format!("{element}/click"), json!({}))
             .await
             .map(drop)
     }
 
     /// Returns a picture of the window, as PNG in base64.
-    pub(crate) async fn picture(&self) -> Result<String> {
+    pub(super) async fn picture(&self) -> Result<String> {
         let picture = self.send(Method::GET, "/screenshot", None).await?;
         Ok(picture
             .as_str()
@@ -100,7 +100,7 @@ impl Session {
             .to_owned())
     }
 
-    pub(crate) async fn press(&self, element: &str, keys: &str) -> Result<()> {
+    pub(super) async fn press(&self, element: &str, keys: &str) -> Result<()> {
         self.post(&format!("{element}/value"), json!({ "text": keys }))
             .await
             .map(drop)
