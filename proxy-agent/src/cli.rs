@@ -9,6 +9,7 @@ mod devices;
 mod events;
 mod flows;
 mod manual;
+mod relay;
 mod run;
 mod runtime;
 mod services;
@@ -27,6 +28,7 @@ use clap::{Parser, Subcommand};
 
 use crate::config::{CheckFlags, NodeArgs, RunArgs};
 use crate::monitor::{MonitorArgs, monitor};
+use crate::ui;
 
 use cleanup::{CleanupArgs, cleanup};
 use proxy_check::{CheckArgs, check};
@@ -66,6 +68,8 @@ enum Command {
     Cluster(Box<ClusterArgs>),
     #[command(hide = true)]
     Probe(ProbeArgs),
+    #[command(hide = true)]
+    Relay(relay::RelayArgs),
     Check(CheckArgs<CheckFlags>),
     Cleanup(CleanupArgs),
     Version(version::VersionArgs),
@@ -91,8 +95,9 @@ impl Cli {
             Command::Monitor(args) => done(wait_for(monitor(&args))),
             Command::Explain(args) => done(explain(&args)),
             Command::Sysdump(args) => done(wait_for(sysdump(&args))),
-            Command::Cluster(args) => wait_for(cluster(*args)),
+            Command::Cluster(args) => wait_for(cluster(*args, ui::cluster::serve)),
             Command::Probe(args) => wait_for(probe(args)),
+            Command::Relay(args) => done(wait_for(relay::relay(&args))),
             Command::Check(args) => wait_for(check(&args)),
             Command::Cleanup(args) => done(wait_for(cleanup(&args))),
             Command::Version(args) => done(wait_for(version::version(&args))),

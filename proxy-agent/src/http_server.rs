@@ -16,7 +16,8 @@ use axum::{Extension, Router};
 use http::header::{CONNECTION, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, StatusCode};
 use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use nix::unistd::geteuid;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -51,6 +52,9 @@ pub(crate) trait RemoteAddr: Debug {
     /// Returns the client's address; `None` at a Unix socket.
     fn ip(&self) -> Option<IpAddr>;
 
+    /// True if the client may speak HTTP/2 too: `kubectl kpx ui` has many answers in one stream.
+    const SPEAKS_HTTP2: bool;
+
     /// The maximum time in which a client reads none of the written data. `None` for local tools at
     /// the Unix socket, which may pause.
     const PATIENCE: Option<Duration>;
@@ -70,6 +74,7 @@ impl RemoteAddr for SocketAddr {
         Some(self.ip())
     }
 
+    const SPEAKS_HTTP2: bool = false;
     const PATIENCE: Option<Duration> = Some(WRITE_TIMEOUT);
 }
 
@@ -107,6 +112,7 @@ impl RemoteAddr for Peer {
         None
     }
 
+    const SPEAKS_HTTP2: bool = true;
     const PATIENCE: Option<Duration> = None;
 }
 
@@ -219,7 +225,14 @@ where
                     Client::Elsewhere => &elsewhere,
                 };
                 let stream = Patient::new(stream, L::Addr::PATIENCE);
-                let conversation = converse(stream, router.clone());
+                let router = router.clone();
+                let conversation = async {
+                    if L::Addr::SPEAKS_HTTP2 {
+                        converse_in_either(stream, router).await;
+                    } else {
+                        converse(stream, router).await;
+                    }
+                };
                 let begin = |permits: Permits| {
                     connections.spawn(async move {
                         conversation.await;
@@ -245,6 +258,25 @@ async fn converse(
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     if let Err(error) = connection.await {
         debug!(%error, "http connection");
+    }
+}
+
+/// Serves HTTP/1 or HTTP/2, by the client's first bytes.
+async fn converse_in_either(
+    stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+) {
+    let mut server = auto::Builder::new(TokioExecutor::new());
+    server
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(BUFFER)
+        .title_case_headers(true);
+    server.http2().timer(TokioTimer::new());
+    let served = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    if let Err(error) = served.await {
+        debug!(error, "http connection");
     }
 }
 

@@ -9,7 +9,7 @@ mod servers;
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use axum::Router;
@@ -37,7 +37,8 @@ use crate::run::fast_path::FastPathWatch;
 use crate::run::outside::{Outside, OutsideOptions};
 use crate::run::servers::Servers;
 use crate::settings::{Conntrack, Settings};
-use crate::{conntrack, control, history, leftovers, lost_nodes, pod_sockets};
+use crate::ui::Sources;
+use crate::{conntrack, control, history, leftovers, lost_nodes, pod_sockets, ui};
 use proxy_core::desired::Desired;
 use proxy_core::model::ModelOptions;
 use proxy_core::shares::Room;
@@ -166,12 +167,14 @@ impl Reporting {
         )
     }
 
-    fn more_paths(&self, configz: serde_json::Value, bpf_dir: &Path) -> Router {
+    fn more_paths(&self, configz: serde_json::Value, host: &Host) -> Router {
+        let page = Sources::new(&self.agent, &self.watchers, &host.run_dir);
         scrape_router(self.agent.clone(), self.metrics.clone())
             .merge(configz_router(configz))
-            .merge(control::pins_router(bpf_dir))
+            .merge(control::pins_router(&host.bpf_dir))
             .merge(self.watchers.router())
             .merge(control::events_router(self.journal.clone()))
+            .merge(ui::local_router(page))
     }
 }
 
@@ -191,7 +194,7 @@ async fn work(
     let is_cluster_node = is_cluster_node(&settings);
     let servers = Servers::new(&settings, &reporting);
     let reports = reporting.reports();
-    let paths = reporting.more_paths(settings.configz, &host.bpf_dir);
+    let paths = reporting.more_paths(settings.configz, host);
     let Reporting {
         watchers,
         source_health,

@@ -6,6 +6,8 @@
 //! its state must come from the page, in a browser that reaches this host by loopback.
 
 mod assets;
+mod changes;
+pub(crate) mod cluster;
 mod events;
 mod guard;
 mod map;
@@ -28,6 +30,7 @@ use serde::Serialize;
 use crate::cli::named_options;
 use crate::control::{AgentHandle, answer};
 use crate::monitor::Watchers;
+use assets::Of;
 use proxy_trace::{meaning, remedy};
 use room::Rooms;
 
@@ -55,21 +58,37 @@ struct Page {
     rooms: Rooms,
 }
 
+impl Page {
+    fn new(sources: Sources) -> Self {
+        Self {
+            sources,
+            rooms: Rooms::default(),
+        }
+    }
+}
+
 impl FromRef<Page> for AgentHandle {
     fn from_ref(page: &Page) -> Self {
         page.sources.agent.clone()
     }
 }
 
-/// Returns `/ui/` and the paths below it. The host of a request must be an address, localhost or
-/// `node_name`.
-pub fn router(sources: Sources, node_name: &str) -> Router {
+/// Returns the data of the page, for local processes at the agent's socket.
+pub fn local_router(sources: Sources) -> Router {
+    api()
+        .route("/ui/api/changes", get(changes::changes))
+        .route("/ui/api/shapes", get(changes::shapes))
+        .route("/ui/api/clock", get(changes::clock))
+        .with_state(Page::new(sources))
+}
+
+fn api() -> Router<Page> {
     let costly = Router::new()
         .route("/ui/api/events", get(events::events))
         .route("/ui/api/map", get(map::map))
         .route("/ui/api/trace", get(trace::trace))
         .route_layer(middleware::from_fn(guard::page_on_host));
-    let api = Router::new()
+    Router::new()
         .route("/ui/api/status", get(status))
         .route("/ui/api/options", get(options))
         .route("/ui/api/services", get(whole_answers::services))
@@ -79,14 +98,20 @@ pub fn router(sources: Sources, node_name: &str) -> Router {
         .route("/ui/api/history", get(whole_answers::history))
         .merge(costly)
         .layer(middleware::map_response(never_store))
-        .with_state(Page {
-            sources,
-            rooms: Rooms::default(),
-        });
+}
+
+/// Returns `/ui/` and the paths below it. The host of a request must be an address, localhost or
+/// `node_name`.
+pub fn router(sources: Sources, node_name: &str) -> Router {
+    page(Of::Node, api().with_state(Page::new(sources)), node_name)
+}
+
+/// Returns a page with its data, which no other site can read.
+fn page(of: Of, data: Router, node_name: &str) -> Router {
     Router::new()
         .route("/ui", get(|| async { Redirect::permanent("/ui/") }))
-        .merge(assets::router())
-        .merge(api)
+        .merge(assets::router(of))
+        .merge(data)
         .layer(middleware::map_response(guard::protect))
         .layer(middleware::from_fn_with_state(
             Arc::from(node_name),

@@ -105,6 +105,14 @@ impl ConnectArgs {
         }
     }
 
+    /// Returns the name of the cluster: the server that is asked.
+    pub(crate) fn title(&self) -> String {
+        let server = self.server.get().map(String::as_str).unwrap_or_default();
+        let address = server.split(' ').next().unwrap_or_default();
+        let host = address.split_once("://").map_or(address, |(_, host)| host);
+        host.trim_end_matches('/').to_owned()
+    }
+
     pub(crate) fn timeout(&self, default_secs: u64) -> Duration {
         Duration::from_secs(self.timeout.unwrap_or(default_secs))
     }

@@ -109,6 +109,19 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "ui",
+        &[
+            (
+                "kubectl kpx ui",
+                "Serve the page of the cluster at http://127.0.0.1:10290/ui/",
+            ),
+            (
+                "kubectl kpx ui --port 0 --node n1 --node n7",
+                "Serve a page of two nodes at any free port",
+            ),
+        ],
+    ),
+    (
         "connectivity-test",
         &[
             (

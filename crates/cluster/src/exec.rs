@@ -18,6 +18,8 @@ use proxy_source::kubernetes::SourceError;
 pub(crate) const KPX: &str = "/usr/local/bin/kpx";
 /// The error for a command whose exit status is missing.
 pub(crate) const BROKEN: &str = "the connection to the pod broke off";
+/// The size of the buffers between a command's input and output and the connection, in bytes.
+const BUFFER: usize = 64 << 10;
 /// Maximum size of the kept standard error in bytes.
 const LONGEST_STDERR: u64 = 64 << 10;
 
@@ -34,23 +36,40 @@ pub(crate) async fn start(
     at: &NodePod,
     arguments: &[String],
 ) -> Result<AttachedProcess> {
+    start_as(client, at, arguments, AttachParams::default()).await
+}
+
+/// Like [`start`], with an open standard input.
+pub(crate) async fn start_with_input(
+    client: &Client,
+    at: &NodePod,
+    arguments: &[String],
+) -> Result<AttachedProcess> {
+    let params = AttachParams::default()
+        .max_stdin_buf_size(BUFFER)
+        .max_stdout_buf_size(BUFFER);
+    start_as(client, at, arguments, params.stdin(true)).await
+}
+
+async fn start_as(
+    client: &Client,
+    at: &NodePod,
+    arguments: &[String],
+    params: AttachParams,
+) -> Result<AttachedProcess> {
     if let Some(absent) = &at.absent {
         bail!("{absent}");
     }
     let pods: Api<Pod> = Api::namespaced(client.clone(), &at.namespace);
     let params = AttachParams {
         container: at.container.clone(),
-        ..AttachParams::default()
+        ..params
     };
     let command = [KPX]
         .into_iter()
         .chain(arguments.iter().map(String::as_str));
     let started = pods
-        .exec(
-            &at.pod,
-            command,
-            &params.stdin(false).stdout(true).stderr(true),
-        )
+        .exec(&at.pod, command, &params.stdout(true).stderr(true))
         .await;
     started
         .map_err(|error| refusal(&error))

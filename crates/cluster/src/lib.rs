@@ -19,6 +19,7 @@ mod status;
 mod sysdump;
 mod top;
 mod trace;
+pub mod ui;
 mod version;
 mod watch;
 #[cfg(test)]
@@ -62,6 +63,7 @@ enum Command {
     Top(top::TopArgs),
     Monitor(monitor::MonitorArgs),
     Trace(trace::TraceArgs),
+    Ui(ui::UiArgs),
     ConnectivityTest(connectivity::ConnectivityArgs),
     Sysdump(sysdump::ClusterSysdumpArgs),
     Version(version::VersionArgs),
@@ -75,9 +77,21 @@ enum Output {
     Json,
 }
 
-pub async fn cluster(args: ClusterArgs) -> Result<ExitCode> {
-    let connect = &args.connect;
-    match &args.command {
+/// Runs a command. `serve` serves the page of `kubectl kpx ui` until stopped.
+pub async fn cluster(
+    args: ClusterArgs,
+    serve: impl AsyncFnOnce(ui::Page) -> Result<()>,
+) -> Result<ExitCode> {
+    let ClusterArgs { command, connect } = args;
+    if let Command::Ui(args) = &command {
+        serve(ui::Page::start(connect, args).await?).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    run(&connect, &command).await
+}
+
+async fn run(connect: &ConnectArgs, command: &Command) -> Result<ExitCode> {
+    match command {
         Command::Status(args) => status::status(connect, args).await,
         Command::Services(args) => services::services(connect, args).await,
         Command::Backends(args) => backends::backends(connect, args).await,
@@ -86,6 +100,7 @@ pub async fn cluster(args: ClusterArgs) -> Result<ExitCode> {
         Command::Top(args) => top::top(connect, args).await,
         Command::Monitor(args) => monitor::monitor(connect, args).await,
         Command::Trace(args) => trace::trace(connect, args).await,
+        Command::Ui(_) => unreachable!("it has a caller of its own"),
         Command::ConnectivityTest(args) => connectivity::connectivity_test(connect, args).await,
         Command::Sysdump(args) => sysdump::of_cluster(connect, args).await,
         Command::Version(args) => version::version(connect, args).await,

@@ -26,19 +26,19 @@ pub(crate) struct TraceArgs {
     /// process of the node, or an address. A client outside the cluster needs --node, the node that
     /// its packets come to.
     #[arg(long, value_name = "CLIENT")]
-    from: String,
+    pub(crate) from: String,
     /// The destination: IP:PORT, a Service as [svc/][NAMESPACE/]NAME[:PORT] or by its DNS name, a
     /// pod as pod/[NAMESPACE/]NAME[:PORT], or node/NAME:PORT. Behind it may stand /tcp, /udp or
     /// /sctp; the default is tcp.
     #[arg(long, value_name = "DESTINATION")]
-    to: String,
+    pub(crate) to: String,
     /// Trace N packets, each from the next source port, and count the results.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    count: u32,
+    pub(crate) count: u32,
     /// Print text, or data in a stable form: fields may be added, and no field is renamed or
     /// removed.
     #[arg(long, short, value_enum, default_value_t, value_name = "FORM")]
-    output: Data,
+    pub(crate) output: Data,
 }
 
 /// A client, as arguments for its node's kpx.
@@ -51,10 +51,13 @@ struct Origin {
 
 pub(crate) async fn trace(connect: &ConnectArgs, args: &TraceArgs) -> Result<ExitCode> {
     let client = connect.client().await?;
-    let origin = origin(&client, connect, args).await?;
-    let at = pods::find(&client, connect, std::slice::from_ref(&origin.node)).await?;
-    let at = at.first().context("a node to ask")?;
-    match ask(&client, connect, args, at, &origin).await {
+    ensure!(
+        connect.node.len() <= 1,
+        "a packet enters the cluster at a single node: name it with --node"
+    );
+    let given = connect.node.first().cloned();
+    let (node, answer) = traced(&client, connect, args, given).await?;
+    match answer {
         Ok(Answer {
             code: 0, stdout, ..
         }) => {
@@ -71,15 +74,30 @@ pub(crate) async fn trace(connect: &ConnectArgs, args: &TraceArgs) -> Result<Exi
         Ok(Answer { stderr, .. }) => {
             bail!(
                 "{}: {}",
-                origin.node,
+                node,
                 escaped(stderr.trim().trim_start_matches("kpx: ")).replace('\n', " ")
             )
         }
         Err(error) => {
-            name_failed(1, &[(&origin.node, &error)]);
+            name_failed(1, &[(&node, &error)]);
             Ok(ExitCode::FAILURE)
         }
     }
+}
+
+/// Runs the trace on the client's node, or on the `given` node for an address. Returns the node and
+/// its answer.
+pub(crate) async fn traced(
+    client: &Client,
+    connect: &ConnectArgs,
+    args: &TraceArgs,
+    given: Option<String>,
+) -> Result<(String, Result<Answer>)> {
+    let origin = origin(client, connect, args, given).await?;
+    let at = pods::find(client, connect, std::slice::from_ref(&origin.node)).await?;
+    let at = at.first().context("a node to ask")?;
+    let answer = ask(client, connect, args, at, &origin).await;
+    Ok((origin.node, answer))
 }
 
 /// Tries each address of the client until kpx accepts the address family.
@@ -112,12 +130,12 @@ async fn ask(
     Ok(last)
 }
 
-async fn origin(client: &Client, connect: &ConnectArgs, args: &TraceArgs) -> Result<Origin> {
-    ensure!(
-        connect.node.len() <= 1,
-        "a packet enters the cluster at a single node: name it with --node"
-    );
-    let given = connect.node.first().cloned();
+async fn origin(
+    client: &Client,
+    connect: &ConnectArgs,
+    args: &TraceArgs,
+    given: Option<String>,
+) -> Result<Origin> {
     let whole = args.from.parse::<SocketAddr>().ok().map(|at| at.ip());
     if let Some(address) = whole.or_else(|| args.from.parse().ok()) {
         let node = match given {

@@ -145,21 +145,26 @@ impl Client {
     }
 
     async fn connect(&self) -> Result<(http1::SendRequest<Empty<Bytes>>, Connection)> {
+        let stream = self.stream().await?;
+        http1::handshake(TokioIo::new(stream))
+            .await
+            .context("speak HTTP with kpx")
+    }
+
+    /// Connects to the agent's socket.
+    pub async fn stream(&self) -> Result<UnixStream> {
         let stream = UnixStream::connect(&self.0).await;
         let socket = self.0.display();
-        let stream = match stream.map_err(|error| (error.kind(), error)) {
-            Ok(stream) => stream,
+        match stream.map_err(|error| (error.kind(), error)) {
+            Ok(stream) => Ok(stream),
             Err((ErrorKind::PermissionDenied, _)) => {
                 bail!("permission denied at {socket}: run as root (sudo)")
             }
             Err((ErrorKind::NotFound | ErrorKind::ConnectionRefused, _)) => {
                 bail!("no kpx answers at {socket}: is `kpx run` running?")
             }
-            Err((_, error)) => return Err(error).with_context(|| format!("connect to {socket}")),
-        };
-        http1::handshake(TokioIo::new(stream))
-            .await
-            .context("speak HTTP with kpx")
+            Err((_, error)) => Err(error).with_context(|| format!("connect to {socket}")),
+        }
     }
 
     async fn bytes(&self, method: Method, path: &str) -> Result<Bytes> {

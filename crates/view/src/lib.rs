@@ -22,6 +22,7 @@ pub mod limit;
 pub mod list;
 pub mod object_name;
 pub mod output;
+pub mod page;
 pub mod rates;
 pub mod reach;
 mod reason;

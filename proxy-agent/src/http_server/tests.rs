@@ -88,6 +88,32 @@ async fn half_a_header_ends_the_connection_after_5_seconds() {
     }
 }
 
+/// `kubectl kpx ui` has many answers in one stream through the agent's socket.
+#[tokio::test]
+async fn local_client_may_speak_either_version_of_http() {
+    let (mut client, server) = duplex(1 << 10);
+    tokio::spawn(converse_in_either(server, router()));
+    client.write_all(REQUEST.as_bytes()).await.unwrap();
+    assert!(read_some(&mut client).await.starts_with("HTTP/1.1 200"));
+
+    let (client, server) = duplex(1 << 10);
+    tokio::spawn(converse_in_either(server, router()));
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client))
+            .await
+            .unwrap();
+    tokio::spawn(connection);
+    for _ in 0..2 {
+        let request = http::Request::get("http://kpx/")
+            .body(String::new())
+            .unwrap();
+        let answer = timeout(DEADLINE, sender.send_request(request))
+            .await
+            .unwrap();
+        assert_eq!(answer.unwrap().status(), StatusCode::OK);
+    }
+}
+
 /// Returns the client's side of a connection, and the server's task.
 fn conversation() -> (DuplexStream, JoinHandle<()>) {
     let (client, server) = duplex(1 << 10);

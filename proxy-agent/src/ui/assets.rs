@@ -1,6 +1,7 @@
 //! The page's files, which are part of the binary.
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -27,7 +28,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 const PAGE: &str = "index.html";
-static ASSETS: [Asset; 22] = assets! {
+static ASSETS: [Asset; 23] = assets! {
     "index.html": HTML,
     "style.css": CSS,
     "icon.svg": SVG,
@@ -40,6 +41,7 @@ static ASSETS: [Asset; 22] = assets! {
     "map.js": SCRIPT,
     "model.js": SCRIPT,
     "node.js": SCRIPT,
+    "nodes.js": SCRIPT,
     "overview.js": SCRIPT,
     "place.js": SCRIPT,
     "problems.js": SCRIPT,
@@ -52,25 +54,46 @@ static ASSETS: [Asset; 22] = assets! {
     "trace.js": SCRIPT,
 };
 
+/// What a page shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Of {
+    Node,
+    Cluster,
+}
+
+/// The beginning of the page of a node, and that of the page of a cluster: its scripts read what
+/// they show from it, before the first answer.
+const BEGINNINGS: [&str; 2] = [
+    "<html lang=\"en\">",
+    "<html lang=\"en\" data-of=\"cluster\">",
+];
+
 /// Returns the page at `/ui/`, and its other files below it.
-pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
+pub(super) fn router<S: Clone + Send + Sync + 'static>(of: Of) -> Router<S> {
     ASSETS.iter().fold(Router::new(), |router, asset| {
+        let content: Bytes = if asset.name == PAGE && of == Of::Cluster {
+            asset.content.replace(BEGINNINGS[0], BEGINNINGS[1]).into()
+        } else {
+            asset.content.into()
+        };
         let path = if asset.name == PAGE {
             "/ui/".to_owned()
         } else {
             format!("/ui/{}", asset.name)
         };
-        let tag = format!("\"{:016x}\"", CRC.checksum(asset.content.as_bytes()));
+        let tag = format!("\"{:016x}\"", CRC.checksum(&content));
         let tag = HeaderValue::from_str(&tag).expect("hexadecimal digits make a header");
         router.route(
             &path,
-            get(move |headers: HeaderMap| std::future::ready(serve(asset, &tag, &headers))),
+            get(move |headers: HeaderMap| {
+                std::future::ready(serve(asset, &content, &tag, &headers))
+            }),
         )
     })
 }
 
 /// Serves a file. The browser must validate its copy each time, because kpx may have been upgraded.
-fn serve(asset: &Asset, tag: &HeaderValue, request: &HeaderMap) -> Response {
+fn serve(asset: &Asset, content: &Bytes, tag: &HeaderValue, request: &HeaderMap) -> Response {
     let caching = [
         (header::ETAG, tag.clone()),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
@@ -87,5 +110,5 @@ fn serve(asset: &Asset, tag: &HeaderValue, request: &HeaderMap) -> Response {
         header::CONTENT_TYPE,
         HeaderValue::from_static(asset.content_type),
     )];
-    (caching, content_type, asset.content).into_response()
+    (caching, content_type, content.clone()).into_response()
 }

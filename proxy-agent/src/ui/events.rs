@@ -46,9 +46,16 @@ pub(super) struct Wanted {
     reason: Option<String>,
     /// The kind of event: `decisions` or `unserved`.
     kind: Option<String>,
+    /// A lower limit of events per second.
+    limit: Option<u32>,
 }
 
 pub(super) async fn events(State(page): State<Page>, Query(wanted): Query<Wanted>) -> Response {
+    let limit = Limit::new(
+        wanted
+            .limit
+            .map_or(PER_SECOND, |limit| limit.clamp(1, PER_SECOND)),
+    );
     let filter = match wanted.filter() {
         Ok(filter) => filter,
         Err(why) => return (StatusCode::BAD_REQUEST, why).into_response(),
@@ -61,7 +68,7 @@ pub(super) async fn events(State(page): State<Page>, Query(wanted): Query<Wanted
     let events = Events {
         feed: page.sources.watchers.feed(),
         filter,
-        limit: Limit::new(PER_SECOND),
+        limit,
         namer: Namer {
             agent: page.sources.agent,
             names: Names::default(),

@@ -21,6 +21,8 @@ pub(super) struct Rooms {
     pub(super) events: Room,
     /// Each list keeps a snapshot of all Services until the client has read the list.
     pub(super) rows: Room,
+    /// Each stream makes all rows in each round, and remembers what it has sent.
+    pub(super) changes: Room,
     /// Each answer is in memory until the client has read it.
     pub(super) wholes: Room,
     /// Each map reads the flow tables.
@@ -39,6 +41,7 @@ impl Default for Rooms {
         Self {
             events: room("streams", 8),
             rows: room("lists", 8),
+            changes: room("pages of the cluster", 8),
             wholes: room("answers", 8),
             maps: room("maps", 1),
             traces: room("traces", 1),

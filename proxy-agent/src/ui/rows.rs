@@ -7,7 +7,6 @@
 //! rows.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -26,7 +25,8 @@ use proxy_core::desired::{ServiceSnapshot, Snapshot};
 use proxy_core::input::ObjectName;
 use proxy_datapath::{Counts, FlowMaps};
 use proxy_view::history::{Failures, shared};
-use proxy_view::{PortView, ServiceView, view};
+use proxy_view::page::{Row, RowFailures};
+use proxy_view::{ServiceView, view};
 
 const BATCH: usize = 512;
 /// The maximum number of rows that are sent first: as many as the page shows before it has all
@@ -47,46 +47,6 @@ struct Head {
     services: usize,
     /// The number of rows that are sent first, and again in their place.
     ahead: usize,
-}
-
-/// A Service with the table's fields.
-#[derive(Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Row {
-    namespace: String,
-    name: String,
-    r#type: String,
-    addresses: Vec<IpAddr>,
-    ports: Vec<RowPort>,
-    /// The numbers of ready pods and of all pods, or of addresses if pods have no names.
-    ready: usize,
-    total: usize,
-    /// The number of frontends that are not programmed.
-    conflicts: usize,
-    flows: u64,
-    open_flows: u64,
-    /// The counters: flows opened, packets and bytes of both directions, packets dropped, packets
-    /// rejected.
-    counts: [u64; 5],
-    /// The unserved packets and the failed connects per second in the last step of the history;
-    /// missing without failures.
-    #[serde(flatten)]
-    failures: Option<RowFailures>,
-}
-
-#[derive(Debug, PartialEq, Serialize)]
-struct RowFailures {
-    unserved: f64,
-    failed: f64,
-}
-
-#[derive(Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct RowPort {
-    port: u16,
-    node_port: Option<u16>,
-    protocol: String,
-    name: String,
 }
 
 pub(super) async fn rows(State(page): State<Page>, Query(wanted): Query<Wanted>) -> Response {
@@ -185,12 +145,21 @@ impl Rows {
     }
 
     fn row(&self, service: &ServiceSnapshot) -> Row {
-        let failures = self.failing.get(&service.object.name);
-        Row {
-            failures: failures
-                .map(|&Failures { unserved, failed }| RowFailures { unserved, failed }),
-            ..Row::new(view(&self.snapshot, &self.counts, service))
-        }
+        row(&self.snapshot, &self.counts, &self.failing, service)
+    }
+}
+
+/// Returns the row of a Service.
+pub(super) fn row(
+    snapshot: &Snapshot,
+    counts: &Counts,
+    failing: &BTreeMap<ObjectName, Failures>,
+    service: &ServiceSnapshot,
+) -> Row {
+    let failures = failing.get(&service.object.name);
+    Row {
+        failures: failures.map(|&Failures { unserved, failed }| RowFailures { unserved, failed }),
+        ..Row::new(view(snapshot, counts, service))
     }
 }
 
@@ -221,91 +190,16 @@ fn is_down(service: &ServiceSnapshot) -> bool {
     endpoints.peek().is_some() && !endpoints.any(|endpoint| endpoint.ready)
 }
 
-fn push(lines: &mut Vec<u8>, line: &impl Serialize) -> Result<()> {
+pub(super) fn push(lines: &mut Vec<u8>, line: &impl Serialize) -> Result<()> {
     serde_json::to_writer(&mut *lines, line).context("write a row")?;
     lines.push(b'\n');
     Ok(())
 }
 
-impl Row {
-    fn new(service: ServiceView) -> Self {
-        let (ready, total) = readiness(&service.ports);
-        let counts =
-            service
-                .ports
-                .iter()
-                .map(|port| &port.counts)
-                .fold([0; 5], |sum: [u64; 5], counts| {
-                    let [opened, packets, bytes, dropped, rejected] = sum;
-                    [
-                        opened + counts.flows_opened,
-                        packets + counts.packets + counts.packets_returned,
-                        bytes + counts.bytes + counts.bytes_returned,
-                        dropped + counts.dropped,
-                        rejected + counts.rejected,
-                    ]
-                });
-        let frontends = service.ports.iter().flat_map(|port| &port.frontends);
-        Self {
-            conflicts: frontends
-                .filter(|frontend| frontend.conflict.is_some())
-                .count(),
-            flows: service.ports.iter().map(|port| port.counts.flows).sum(),
-            open_flows: service
-                .ports
-                .iter()
-                .map(|port| port.counts.open_flows)
-                .sum(),
-            ports: service.ports.into_iter().map(RowPort::new).collect(),
-            addresses: [
-                service.cluster_ips,
-                service.load_balancer_ips,
-                service.external_ips,
-            ]
-            .concat(),
-            namespace: service.namespace,
-            name: service.name,
-            r#type: service.r#type,
-            ready,
-            total,
-            counts,
-            failures: None,
-        }
-    }
-}
-
-impl RowPort {
-    fn new(
-        PortView {
-            port,
-            node_port,
-            protocol,
-            name,
-            ..
-        }: PortView,
-    ) -> Self {
-        Self {
-            port,
-            node_port,
-            protocol,
-            name,
-        }
-    }
-}
-
-/// Returns the numbers of ready pods and of all pods. A pod is ready if it is ready for every port.
-fn readiness(ports: &[PortView]) -> (usize, usize) {
-    let mut pods: BTreeMap<String, bool> = BTreeMap::new();
-    for backend in ports.iter().flat_map(|port| &port.backends) {
-        *pods.entry(backend.pod_or_ip()).or_insert(true) &= backend.ready;
-    }
-    (pods.values().filter(|ready| **ready).count(), pods.len())
-}
-
 #[derive(Deserialize)]
 pub(super) struct Name {
-    namespace: String,
-    name: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
 }
 
 pub(super) async fn service(State(page): State<Page>, Query(name): Query<Name>) -> Response {

@@ -1,6 +1,7 @@
 //! `kubectl kpx`, which queries the kpx pods of both nodes through the API server.
 
 mod events;
+mod ui;
 
 use std::collections::BTreeMap;
 use std::fs;

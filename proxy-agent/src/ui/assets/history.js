@@ -1,14 +1,14 @@
 // The last minutes, which the agent keeps: charts have a past from the first second.
 
 import { ask } from "./agent.js";
-import { chosen } from "./place.js";
+import { IS_CLUSTER, chosen } from "./place.js";
 import { state } from "./model.js";
 import { WINDOW_MS } from "./rates.js";
 
 /** The time between two readings of all histories: the agent adds a point every ten seconds. */
 const PERIOD_MS = 30_000;
 
-const kept = { total: null, services: new Map(), times: [], asked: -Infinity, isServed: true };
+const kept = { total: null, services: new Map(), times: [], asked: -Infinity, isServed: !IS_CLUSTER };
 
 /** The difference between the node's clock and this one's, in milliseconds. */
 let ahead = 0;

@@ -4,7 +4,7 @@ import { follow } from "./agent.js";
 import { field, mapNamespace, namespaceField, reasonLink, select } from "./controls.js";
 import { h } from "./dom.js";
 import { state } from "./model.js";
-import { chosen, hrefOf, protocolOf } from "./place.js";
+import { IS_CLUSTER, chosen, hrefOf, protocolOf } from "./place.js";
 import { plural } from "./text.js";
 
 /** The number of events that are kept, and the number that are shown. */
@@ -12,6 +12,8 @@ const KEEP = 500;
 const SHOW = 100;
 /** The time over which the map counts. */
 const WINDOW_MS = 30_000;
+
+const HEADS = ["Time", IS_CLUSTER && "Node", "Fate", "Client", "Dialled", "Service", "Backend or reason", ""].filter((text) => text !== false);
 
 /** The events so far, the latest first. */
 export const live = { events: [], number: 0, lost: 0, isOpen: false, why: "", paused: null, since: 0 };
@@ -74,7 +76,7 @@ export function view() {
       "table",
       { id: "events", "data-key": "events" },
       h("caption", { class: "hidden" }, "Packets that opened a flow or were refused, the latest first"),
-      h("thead", {}, h("tr", {}, ["Time", "Fate", "Client", "Dialled", "Service", "Backend or reason", ""].map((text) => h("th", { scope: "col" }, text || h("span", { class: "hidden" }, "Trace"))))),
+      h("thead", {}, h("tr", {}, HEADS.map((text) => h("th", { scope: "col" }, text || h("span", { class: "hidden" }, "Trace"))))),
       h("tbody", {}, shown.map(rowOf)),
     ),
     shown.length === 0 ? h("p", { class: "nothing", "data-key": "nothing" }, live.isOpen ? "No such packet since this view was opened." : "…") : null,
@@ -99,21 +101,31 @@ function rowOf(event) {
   return h(
     "tr",
     { "data-key": `event ${event.seq}`, "data-event": event.what },
-    h("td", { class: "mono" }, event.time.slice(11, 23)),
+    h("td", { class: "mono", title: event.nodeTime ? `${event.nodeTime} on the node's clock` : null }, event.time.slice(11, 23)),
+    IS_CLUSTER && h("td", {}, event.node),
     h("td", {}, h("span", { class: `verdict ${event.what}` }, event.what === "decision" ? "opened" : event.what)),
-    h("td", { class: "mono" }, event.client ?? "–"),
+    h("td", { class: "mono" }, end(event.client, event.clientName)),
     h("td", { class: "mono" }, event.dialled ?? "–", h("span", { class: "faint" }, event.protocol ? ` ${event.protocol}` : "")),
     h("td", {}, service ? h("a", { href: hrefOf("services", service) }, service, port) : decision ? decision.service : "–", decision ? h("span", { class: "faint" }, ` ${decision.kind} from ${decision.origin}`) : null),
-    h("td", {}, event.reason ? reasonLink(event.reason, hrefOf("drops", event.reason)) : h("span", { class: "mono" }, decision?.backend ?? "–")),
+    h("td", {}, event.reason ? reasonLink(event.reason, hrefOf("drops", event.reason)) : h("span", { class: "mono" }, end(decision?.backend, event.backendName))),
     h("td", {}, event.client && event.dialled ? h("a", { href: traceOf(event), "aria-label": `Trace ${event.client} to ${event.dialled}` }, "Trace") : null),
   );
 }
 
+/** Shows whose an address was, where that is certain, and the address. */
+function end(address, name) {
+  if (!address) return "–";
+  if (!name) return address;
+  const text = name.pod ?? (name.node ? `node ${name.node}` : "outside");
+  return h("span", { title: address }, h("b", { class: "whose" }, text), h("span", { class: "faint" }, ` ${address}`));
+}
+
 /** Links to the trace of such a packet. The port of the client is left out: the flow with this port may be open. */
-function traceOf({ client, dialled, protocol, decision }) {
+function traceOf({ client, dialled, protocol, decision, node = "" }) {
   const [address, port] = cut(dialled);
-  const from = decision?.origin === "node" ? "" : cut(client)[0];
-  return hrefOf("trace", "", { from, to: address, port, protocol: protocolOf(protocol) });
+  const ofNode = node ? `node/${node}` : "";
+  const from = decision?.origin === "node" ? ofNode : cut(client)[0];
+  return hrefOf("trace", "", { from, to: address, port, protocol: protocolOf(protocol), node });
 }
 
 /** Splits an address and its port. */

@@ -8,6 +8,7 @@ import * as live from "./live.js";
 import * as map from "./map.js";
 import { Reading, state, takeService, takeStatus } from "./model.js";
 import * as node from "./node.js";
+import { nodes } from "./nodes.js";
 import { header, notices, showCurrent, tiles } from "./overview.js";
 import { choose, chosen, place } from "./place.js";
 import { service } from "./service.js";
@@ -55,6 +56,7 @@ function contents(view, key) {
   if (view === "live") return live.view();
   if (view === "map") return map.view();
   if (view === "trace") return trace.view();
+  if (view === "nodes") return nodes();
   if (view !== "services") return node[view](key);
   if (key) return service(key);
   if (!state.announced && !state.status) return [];

@@ -4,7 +4,7 @@ import { SOON_MS, ask } from "./agent.js";
 import { copyButton, reasonLink } from "./controls.js";
 import { h } from "./dom.js";
 import { state } from "./model.js";
-import { hrefOf } from "./place.js";
+import { IS_CLUSTER, hrefOf } from "./place.js";
 import { chart } from "./spark.js";
 import { age, count, number, plural, rate } from "./text.js";
 
@@ -36,7 +36,8 @@ export function drops(key) {
     h("h2", { "data-key": "title" }, "Packets dropped or rejected"),
     seen.length > 0
       ? reasonTable("drops", "Packets dropped or rejected, by reason", seen)
-      : h("p", { class: "nothing", "data-key": "nothing" }, "None so far."),
+      : h("p", { class: "nothing", "data-key": "nothing" }, IS_CLUSTER ? "None since kubectl kpx ui was started." : "None so far."),
+    IS_CLUSTER && seen.length > 0 ? h("p", { class: "faint", "data-key": "since" }, "Counts are sums over all nodes since kubectl kpx ui was started.") : null,
     fold("other", "Reasons that did not occur", reasonTable("others", "Reasons that did not occur", unserved.filter((row) => row.total === 0))),
     fold("left", "Packets left to the host as they are", reasonTable("left", "Packets left to the host, by reason", left)),
   ];

@@ -3,7 +3,8 @@
 import { h } from "./dom.js";
 import { past, seriesOf } from "./history.js";
 import { ALL, BYTES, state } from "./model.js";
-import { VIEWS, hrefOf } from "./place.js";
+import { IS_CLUSTER, VIEWS, hrefOf } from "./place.js";
+import { nodeNotices, nodesText } from "./nodes.js";
 import { chart } from "./spark.js";
 import { themeButton } from "./theme.js";
 import { age, byteRate, count, number, plural, rate } from "./text.js";
@@ -38,9 +39,9 @@ export function healthPill(status, silence) {
     ? ["unknown", "no answer"]
     : status.healthy
       ? ["good", "healthy"]
-      : status.complete
-        ? ["bad", "unhealthy"]
-        : ["waiting", "waiting for the first lists"];
+      : status.complete || status.nodes?.some(({ problems }) => problems.length > 0)
+        ? ["bad", IS_CLUSTER ? "with problems" : "unhealthy"]
+        : ["waiting", IS_CLUSTER ? "connecting" : "waiting for the first lists"];
   return h("span", { class: `pill ${kind}`, "data-health": kind }, text);
 }
 
@@ -50,8 +51,10 @@ export function notices() {
   const notices = [];
   if (silence) {
     const since = lastAnswer ? `; what is shown is ${age(lastAnswer)} old` : "";
-    notices.push(h("section", { class: "notice bad" }, h("h2", {}, "The agent does not answer"), h("p", {}, silence, since)));
+    const who = IS_CLUSTER ? "kubectl kpx ui does not answer" : "The agent does not answer";
+    notices.push(h("section", { class: "notice bad" }, h("h2", {}, who), h("p", {}, silence, since)));
   }
+  if (IS_CLUSTER) return status ? [...notices, ...nodeNotices(status)] : notices;
   if (status?.problems.length > 0) {
     const items = status.problems.map((problem) =>
       h("li", {}, h("b", {}, problem.what), " ", problem.why, h("span", { class: "faint" }, ` for ${age(problem.since)}`)),
@@ -110,6 +113,7 @@ function tile(id, label, value, detail) {
 }
 
 function about(status) {
+  if (IS_CLUSTER) return [`kpx ${status.version}`, nodesText(status)].map((fact) => h("span", {}, fact));
   const facts = [`kpx ${status.version}`];
   if (status.mode) facts.push(`mode ${status.mode}`);
   if (status.nodeAddresses.length > 0) facts.push(status.nodeAddresses.join(", "));
@@ -119,6 +123,6 @@ function about(status) {
 
 /** Marks a view that deserves a look. */
 function badge(view) {
-  const skipped = state.status?.skipped.length ?? 0;
+  const skipped = state.status?.skipped?.length ?? 0;
   return view === "node" && skipped > 0 ? h("span", { class: "badge", title: "objects skipped" }, count(skipped)) : null;
 }

@@ -1,14 +1,30 @@
 // The address behind the `#`: what is shown, and the reader's choices. Reload, Back and a copied link keep them.
 
-export const VIEWS = [
-  ["services", "Services"],
-  ["live", "Live"],
-  ["map", "Map"],
-  ["trace", "Trace"],
-  ["drops", "Unserved"],
-  ["devices", "Devices"],
-  ["node", "Node"],
-];
+/** Tells whether this is the page of a whole cluster, rather than of one node. */
+export const IS_CLUSTER = document.documentElement.dataset.of === "cluster";
+
+export const VIEWS = IS_CLUSTER
+  ? [
+      ["services", "Services"],
+      ["nodes", "Nodes"],
+      ["live", "Live"],
+      ["trace", "Trace"],
+      ["drops", "Unserved"],
+    ]
+  : [
+      ["services", "Services"],
+      ["live", "Live"],
+      ["map", "Map"],
+      ["trace", "Trace"],
+      ["drops", "Unserved"],
+      ["devices", "Devices"],
+      ["node", "Node"],
+    ];
+
+/** Tells whether the page has a view: links lead to no other. */
+export function hasView(view) {
+  return VIEWS.some(([id]) => id === view);
+}
 
 /** The choices that all views share, with the values that need not be in the address. */
 const DEFAULTS = { namespace: "", filter: "", only: "", sort: "-problem", range: "15" };
@@ -32,8 +48,7 @@ export function place() {
 function parsed(hash) {
   const [path, query = ""] = cut(hash.replace(/^#\/?/, "").replace(OLD_REASON, "$1spoofed"), "?");
   const [view, ...rest] = path.split("/").map(decoded);
-  const known = VIEWS.some(([id]) => id === view);
-  return { view: known ? view : "services", key: rest.join("/"), params: new URLSearchParams(query) };
+  return { view: hasView(view) ? view : "services", key: rest.join("/"), params: new URLSearchParams(query) };
 }
 
 /** Returns the value of a choice, or of a parameter of the view. */

@@ -9,6 +9,7 @@ export const KINDS = [
   ["down", "No ready backend"],
   ["failing", "Failed connects"],
   ["slow", "Slow connects"],
+  ["differs", "Nodes differ"],
   ["conflict", "Conflicts"],
 ];
 
@@ -23,19 +24,32 @@ const MOVES = 0.005;
 export function findProblem(row) {
   if (row.refused > MOVES) {
     const why = row.total === 0 ? "there are no endpoints" : row.ready === 0 ? "no backend is ready" : "";
-    return problem("refusing", row.refused, `${rate(row.refused)}/s not served`, why);
+    return problem("refusing", row.refused, `${rate(row.refused)}/s not served`, why, from(row, "unserved"));
   }
   if (row.total > 0 && row.ready === 0) return problem("down", 0, "no ready backend");
   const failed = latest(row.key, "failed") ?? row.failed;
-  if (failed > MOVES) return problem("failing", failed, `${rate(failed)}/s connects fail`);
+  if (failed > MOVES) return problem("failing", failed, `${rate(failed)}/s connects fail`, "", from(row, "failed"));
   const [median, tail] = [latest(row.key, "connectP50"), latest(row.key, "connectP99")];
   if (median >= SLOW_MEDIAN || tail >= SLOW_TAIL) return problem("slow", tail ?? median, `connects take ${seconds(tail ?? median)}`);
+  if (row.differing > 0) {
+    const [{ node, what }] = row.differ;
+    const text = row.differing === 1 ? `${node}: ${what}` : `${node} and ${row.differing - 1} more differ`;
+    return problem("differs", row.differing, text, row.differing === 1 ? "" : row.differ.map(({ node, what }) => `${node}: ${what}`).join("; "));
+  }
   if (row.conflicts > 0) return problem("conflict", row.conflicts, "another Service holds a frontend");
   return null;
 }
 
+/** Names the nodes whose clients fail; on the page of a node there is no other. */
+function from({ failing }, kind) {
+  const nodes = failing?.filter((one) => one[kind] > MOVES).map(({ node }) => node) ?? [];
+  if (nodes.length === 0) return "";
+  return nodes.length > 2 ? ` from ${nodes[0]} and ${nodes.length - 1} more` : ` from ${nodes.join(", ")}`;
+}
+
 /** Returns a number by which problems sort: the kind, then the size. */
-function problem(kind, size, text, why = "") {
+function problem(kind, size, short, why = "", from = "") {
+  const text = short + from;
   const rank = KINDS.length - KINDS.findIndex(([id]) => id === kind);
-  return { kind, text, long: why ? `${text}: ${why}` : text, weight: rank + Math.min(0.99, Math.log10(1 + (size ?? 0)) / 10) };
+  return { kind, short, text, long: why ? `${text}: ${why}` : text, weight: rank + Math.min(0.99, Math.log10(1 + (size ?? 0)) / 10) };
 }

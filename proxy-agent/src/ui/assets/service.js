@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { copyButton, rangeField } from "./controls.js";
 import { historyOf, past, seriesOf } from "./history.js";
 import { BYTES, DROPPED, OPENED, PACKETS, REJECTED, portKey, portText, readiness, serviceKey, state } from "./model.js";
-import { hrefOf, protocolOf } from "./place.js";
+import { hasView, IS_CLUSTER, hrefOf, protocolOf } from "./place.js";
 import { chart } from "./spark.js";
 import { age, byteRate, count, endpoint, number, plural, rate, seconds } from "./text.js";
 
@@ -20,10 +20,10 @@ export function service(key) {
   const back = h("p", { class: "back", "data-key": "back" }, h("a", { href: hrefOf("services") }, "← Services"));
   const { open } = state;
   if (!open || serviceKey(open) !== key) {
-    const text = open === false ? `There is no service ${key} on this node.` : "…";
+    const text = open === false ? `There is no service ${key} on ${IS_CLUSTER ? "any node that answers" : "this node"}.` : "…";
     return [back, h("p", { class: "nothing", "data-key": "nothing" }, text)];
   }
-  return [back, title(open), timeline(key), ...open.ports.map((port) => portSection(open, port))];
+  return [back, title(open), open.nodes ? nodesOf(key, open) : null, timeline(key), ...open.ports.map((port) => portSection(open, port))];
 }
 
 /** Shows the Service's last minutes. */
@@ -83,10 +83,67 @@ function title(service) {
       "p",
       { class: "links" },
       h("a", { href: hrefOf("live", "", { namespace: service.namespace, service: service.name }) }, "Watch its packets"),
-      h("a", { href: hrefOf("map", "", { namespace: service.namespace, service: service.name }) }, "Who calls it"),
+      hasView("map") && h("a", { href: hrefOf("map", "", { namespace: service.namespace, service: service.name }) }, "Who calls it"),
       h("a", { href: hrefOf("trace", "", { to: key, port: service.ports[0] ? String(service.ports[0].port) : "", protocol: protocolOf(service.ports[0]?.protocol) }) }, "Trace a packet to it"),
     ),
     h("dl", { class: "facts" }, facts.filter(([, fact]) => fact).map(([name, fact]) => h("div", {}, h("dt", {}, name), h("dd", {}, fact)))),
+  );
+}
+
+/** Shows what the Service is on each node, those that differ or fail first. */
+function nodesOf(key, { nodes }) {
+  const row = state.rows.find((row) => row.key === key);
+  const differ = new Map(row?.differ.map(({ node, what }) => [node, what]));
+  const failing = new Map(row?.failing.map((one) => [one.node, one]));
+  const said = ({ node, state: now, avoided }) => {
+    const { problems = [] } = state.status?.nodes.find(({ name }) => name === node) ?? {};
+    if (now === "silent") return ["down", problems[0] ? `${problems[0].what}: ${problems[0].why}` : "no answer"];
+    const bare = problems.find(({ what }) => what === "no programs");
+    if (bare) return ["down", bare.what];
+    if (now === "absent") return ["down", "does not have this Service"];
+    if (differ.has(node)) return ["draining", differ.get(node)];
+    if (avoided.length > 0) return ["draining", `avoids ${avoided.join(", ")}`];
+    return failing.has(node) ? ["down", "clients fail"] : ["up", "serves"];
+  };
+  const weight = ({ node }) => (failing.get(node)?.unserved ?? 0) + (failing.get(node)?.failed ?? 0);
+  const rank = { down: 0, draining: 1, up: 2 };
+  const all = nodes.map((node) => ({ ...node, said: said(node) }));
+  all.sort((a, b) => rank[a.said[0]] - rank[b.said[0]] || weight(b) - weight(a) || a.node.localeCompare(b.node, "en", { numeric: true }));
+  const numberCell = (text, value) => h("td", { class: `number ${value ? "" : "zero"}` }, text);
+  const heads = ["Node", "State", "#Backends in use", "#Flows", "#Unserved/s", "#Failed/s", "#Refused", "#Unanswered", "#Connect, median"];
+  return h(
+    "section",
+    { class: "card", "data-key": "nodes", id: "of-nodes" },
+    h("h3", {}, "From each node"),
+    h(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": "From each node" },
+      h(
+        "table",
+        {},
+        h("caption", { class: "hidden" }, "The Service on each node, those that differ or fail first"),
+        h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col", class: text.startsWith("#") ? "number" : null }, text.replace("#", ""))))),
+      h(
+          "tbody",
+          {},
+          all.map((one) =>
+            h(
+              "tr",
+              { "data-key": one.node, "data-node": one.node },
+              h("th", { scope: "row" }, one.node),
+              h("td", {}, h("span", { class: `state ${one.said[0]}` }, one.said[1])),
+              numberCell(`${count(one.inUse)}/${count(one.total)}`, one.total),
+              numberCell(number(one.counts.flows), one.counts.flows),
+              numberCell(rate(failing.get(one.node)?.unserved ?? 0), failing.get(one.node)?.unserved),
+              numberCell(rate(failing.get(one.node)?.failed ?? 0), failing.get(one.node)?.failed),
+              numberCell(count(one.refused), one.refused),
+              numberCell(count(one.unanswered), one.unanswered),
+              h("td", { class: "number" }, seconds(one.connectP50)),
+            ),
+          ),
+        ),
+      ),
+    ),
   );
 }
 
@@ -215,7 +272,7 @@ function stateOf({ ready, serving, terminating, silent, ejected }) {
 
 /** Says which new flows the backend takes. */
 function takes({ inClusterSet, inLocalSet, inRedirectSet }) {
-  if (inRedirectSet) return "takes flows of this node";
+  if (inRedirectSet) return `takes flows of ${IS_CLUSTER ? "its own" : "this"} node`;
   if (inClusterSet) return "takes flows";
   return inLocalSet ? "takes local flows" : "takes none";
 }

@@ -5,7 +5,7 @@ import { namespaceField, rangeField } from "./controls.js";
 import { h, late } from "./dom.js";
 import { seriesOf } from "./history.js";
 import { PACKETS, state } from "./model.js";
-import { choose, chosen, hrefOf } from "./place.js";
+import { IS_CLUSTER, choose, chosen, hrefOf } from "./place.js";
 import { KINDS } from "./problems.js";
 import { spark } from "./spark.js";
 import { byteRate, count, number, plural, rate } from "./text.js";
@@ -17,6 +17,9 @@ const MARGIN = 8;
 const GROWTH = 2;
 const JUMP = 4;
 
+/** The column of a cluster's page: how many nodes serve the Service alike. */
+const NODES = { id: "nodes", label: "Nodes", isNumber: true, content: (row) => `${row.serving}/${allNodes()} ${row.differ.map(({ node, what }) => node + what)}`, value: (row) => -row.serving, cell: nodesCell };
+
 /** The columns: what a row sorts by, where it is no plain field; a text that differs where cells do; and the cell. */
 const COLUMNS = [
   { id: "problem", label: "Problem", isNumber: true, value: (row) => row.problem?.weight ?? 0, content: (row) => row.problem?.long, cell: problemCell },
@@ -26,6 +29,7 @@ const COLUMNS = [
   { id: "addresses", label: "Addresses", value: (row) => padded(row.addresses), content: (row) => row.addresses.join(), cell: (row) => listCell("addresses", row.addresses) },
   { id: "ports", label: "Ports", value: (row) => padded(row.ports), content: (row) => row.ports.join(), cell: (row) => listCell("ports", row.ports) },
   { id: "ready", label: "Ready", isNumber: true, content: (row) => `${row.ready}/${row.total}`, cell: readyCell },
+  ...(IS_CLUSTER ? [NODES] : []),
   { id: "flows", label: "Flows", isNumber: true, content: (row) => row.flows, cell: (row) => numberCell("flows", number(row.flows), row.flows) },
   { id: "opened", label: "Opened/s", isNumber: true, content: (row) => row.opened, cell: (row) => numberCell("opened", rate(row.opened), row.opened) },
   { id: "packets", label: "Packets/s", isNumber: true, content: (row) => (row.packets ? `${row.key} ${state.version} ${chosen("range")}` : row.packets), cell: packetsCell },
@@ -85,7 +89,7 @@ export function table(viewport) {
   return h(
     "table",
     { class: "services", id: "services", "data-key": "table", role: "table", "aria-rowcount": rows.length + 1 },
-    h("caption", { class: "hidden" }, "Services that this node serves"),
+    h("caption", { class: "hidden" }, IS_CLUSTER ? "Services of the cluster" : "Services that this node serves"),
     h("thead", { role: "rowgroup" }, h("tr", { role: "row", "aria-rowindex": 1 }, columns)),
     h("tbody", { role: "rowgroup", style: `height: ${rows.length * ROW_HEIGHT}px` }, body(viewport)),
   );
@@ -288,7 +292,7 @@ function nameCell(row) {
   return cell(
     { class: "name" },
     h("a", { href: serviceLink(row) }, row.name),
-    h("span", { class: "faint narrow" }, row.namespace, row.problem ? h("b", { class: `mark ${row.problem.kind}` }, row.problem.text) : null),
+    h("span", { class: "faint narrow" }, row.namespace, row.problem ? h("b", { class: `mark ${row.problem.kind}` }, row.problem.short) : null),
   );
 }
 
@@ -305,6 +309,16 @@ function readyCell({ ready, total }) {
     h("span", { class: `meter ${kind}`, style: `--ready: ${total ? ready / total : 0}`, "aria-hidden": "true" }),
     `${count(ready)}/${count(total)}`,
   );
+}
+
+function allNodes() {
+  return state.status?.nodes.length ?? 0;
+}
+
+function nodesCell({ serving, differ }) {
+  const all = allNodes();
+  const title = differ.map(({ node, what }) => `${node}: ${what}`).join("\n");
+  return cell({ class: `nodes number ${serving < all ? "some" : ""}`, title: title || null }, `${count(serving)}/${count(all)}`);
 }
 
 function numberCell(id, text, value) {

@@ -4,7 +4,7 @@ import { ask } from "./agent.js";
 import { copyButton, field, reasonLink, select } from "./controls.js";
 import { h } from "./dom.js";
 import { state } from "./model.js";
-import { chosen, hrefOf } from "./place.js";
+import { IS_CLUSTER, chosen, hrefOf } from "./place.js";
 import { plural } from "./text.js";
 
 /** The last answer: the question, and either the trace or the fault. */
@@ -17,18 +17,21 @@ export function view() {
   const offered = state.rows.slice(0, OFFERED).map((row) => h("option", { value: row.key }));
   return [
     h("h2", { "data-key": "title" }, "Trace a packet"),
-    h("p", { class: "faint", "data-key": "about" }, "The packet runs through a copy of the kernel programs with this node's tables. Nothing is sent, and no traffic is touched."),
+    h("p", { class: "faint", "data-key": "about" }, `The packet runs through a copy of the kernel programs with ${IS_CLUSTER ? "the tables of the client's node" : "this node's tables"}. Nothing is sent, and no traffic is touched.`),
     h(
       "form",
       { class: "toolbar", id: "trace", "data-key": "form" },
-      field("from", "From", { placeholder: "this node", size: 26, "aria-describedby": "from-help" }),
+      field("from", "From", { placeholder: IS_CLUSTER ? "pod/shop/cart-0" : "this node", size: 26, required: IS_CLUSTER, "aria-describedby": "from-help" }),
       field("to", "To", { placeholder: "shop/web or 10.96.0.10", size: 26, list: "offered", required: true, "aria-describedby": "to-help" }),
       field("port", "Port", { placeholder: "80", size: 6 }),
+      IS_CLUSTER && field("node", "Node", { placeholder: "the client's", size: 12 }),
       select("protocol", "Protocol", [["", "TCP"], ["udp", "UDP"], ["sctp", "SCTP"]]),
       h("button", { type: "submit", class: "primary", disabled: last.busy }, last.busy ? "Tracing …" : "Trace"),
       h("datalist", { id: "offered" }, offered),
     ),
-    h("p", { class: "faint help", "data-key": "from-help", id: "from-help" }, "From: an address, pod/NAMESPACE/NAME, deploy/NAMESPACE/NAME, or nothing for a process of this node."),
+    h("p", { class: "faint help", "data-key": "from-help", id: "from-help" }, IS_CLUSTER
+      ? "From: pod/NAMESPACE/NAME, deploy/NAMESPACE/NAME, node/NAME for a process of a node, or an address. Node: where the packets of an external client come to."
+      : "From: an address, pod/NAMESPACE/NAME, deploy/NAMESPACE/NAME, or nothing for a process of this node."),
     h("p", { class: "faint help", "data-key": "to-help", id: "to-help" }, "To: an address, a Service as NAMESPACE/NAME or by its DNS name, or pod/NAMESPACE/NAME."),
     h("div", { "data-key": "answer", id: "answer", role: "status" }, last.busy ? null : answer()),
   ];
@@ -51,12 +54,13 @@ export async function run(changed) {
 
 /** Returns the ends as `kpx trace` takes them. */
 function asked() {
-  const [from, to, port, protocol] = ["from", "to", "port", "protocol"].map((name) => chosen(name).trim());
+  const [from, to, port, protocol, node] = ["from", "to", "port", "protocol", "node"].map((name) => chosen(name).trim());
   const isIpv6 = to.includes(":") && /^[0-9a-f:.]+$/i.test(to);
   const at = port ? `${isIpv6 ? `[${to}]` : to}:${port}` : to;
   // Behind a name without port, a slash is part of the name.
   const end = protocol && protocol !== "tcp" && at.includes(":") ? `${at}/${protocol}` : at;
-  return from ? { from, to: end } : { to: end };
+  const ends = from ? { from, to: end } : { to: end };
+  return IS_CLUSTER && node ? { ...ends, node } : ends;
 }
 
 function answer() {
@@ -72,8 +76,9 @@ function answer() {
     ["Affinity", outcome.set?.affinitySeconds ? `${outcome.set.affinitySeconds} s, ${outcome.affinityHit ? "this client is known" : "this client is new"}` : null],
     ["Backend sees", outcome.source ? `${outcome.source.at}: ${outcome.source.explanation}` : null],
   ];
-  const { from, to } = last.question;
-  const command = `kpx trace ${from ? `--from ${from}` : "--host"} --to ${to}`;
+  const { from, to, node: at } = last.question;
+  const kpx = IS_CLUSTER ? `kubectl kpx${at ? ` --node ${at}` : ""}` : "kpx";
+  const command = `${kpx} trace ${from ? `--from ${from}` : "--host"} --to ${to}`;
   return h(
     "section",
     { class: "card", id: "traced", "data-verdict": outcome.verdict },

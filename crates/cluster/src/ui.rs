@@ -1,0 +1,135 @@
+//! `kubectl kpx ui`: the data of the page for the whole cluster. proxy-agent serves the page.
+
+mod link;
+mod live;
+mod merge;
+mod names;
+mod service;
+mod skew;
+mod tend;
+mod trace;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Args;
+use jiff::Timestamp;
+use kube::Client;
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+
+use crate::connect::ConnectArgs;
+use crate::pods::Cluster as Found;
+use link::Link;
+use merge::Merged;
+use names::Names;
+
+pub use live::EventQuery;
+pub use merge::{ClusterRow, ClusterStatus};
+pub use names::Whose;
+pub use service::{ClusterService, NodeService};
+
+/// Time limit for an answer of a node in seconds.
+const TIMEOUT: u64 = 10;
+/// The nodes that share one second between two rounds of changes: with many nodes, each sends less
+/// often.
+const NODES_PER_SECOND: usize = 40;
+/// The shortest time between two rounds, in seconds.
+const LEAST_PERIOD: usize = 2;
+
+/// Serve a web page of the whole cluster on this machine, until stopped.
+///
+/// The page shows all nodes' Services, problems and packets. It listens at 127.0.0.1 alone, and asks
+/// each node's kpx through the API server as the other commands do. Pods have names if you may list
+/// pods of all namespaces.
+#[derive(Args, Debug)]
+pub struct UiArgs {
+    /// Port of the page; 0 for any free port.
+    #[arg(long, value_name = "PORT", default_value_t = 10_290)]
+    port: u16,
+}
+
+/// The data of the page. Clones share it.
+#[derive(Clone)]
+pub struct Page(Arc<Shared>);
+
+struct Shared {
+    connect: ConnectArgs,
+    port: u16,
+    client: Client,
+    /// The server that is asked, as the page's title.
+    title: String,
+    limit: Duration,
+    merged: Mutex<Merged>,
+    names: Mutex<Names>,
+    /// The reason why pods have no names.
+    names_missing: Mutex<Option<String>>,
+    links: Mutex<BTreeMap<String, Link>>,
+    tasks: Mutex<BTreeMap<String, (tend::Identity, AbortHandle)>>,
+    /// The permits to connect: a limited number of nodes at a time.
+    connecting: Semaphore,
+}
+
+impl Page {
+    /// Connects, and begins to read all nodes.
+    pub(crate) async fn start(connect: ConnectArgs, args: &UiArgs) -> Result<Self> {
+        let found = Found::find(&connect).await?;
+        let page = Self(Arc::new(Shared {
+            limit: connect.timeout(TIMEOUT),
+            connecting: Semaphore::new(connect.parallel()),
+            title: connect.title(),
+            connect,
+            port: args.port,
+            client: found.client,
+            merged: Mutex::default(),
+            names: Mutex::default(),
+            names_missing: Mutex::default(),
+            links: Mutex::default(),
+            tasks: Mutex::default(),
+        }));
+        tend::begin(&page.0, found.nodes);
+        Ok(page)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.0.port
+    }
+
+    pub fn status(&self) -> ClusterStatus {
+        let missing = lock(&self.0.names_missing).clone();
+        lock(&self.0.merged).status(self.0.title.clone(), missing)
+    }
+
+    pub fn rows(&self) -> Vec<ClusterRow> {
+        lock(&self.0.merged).rows(Instant::now())
+    }
+}
+
+impl Shared {
+    fn links(&self) -> Vec<(String, Link)> {
+        let links = lock(&self.links);
+        let links = links
+            .iter()
+            .map(|(name, link)| (name.clone(), link.clone()));
+        links.collect()
+    }
+
+    /// Returns the seconds between two rounds of a node.
+    fn period(&self) -> usize {
+        (lock(&self.tasks).len() / NODES_PER_SECOND).max(LEAST_PERIOD)
+    }
+
+    /// Returns whose an address was, in the words of the page.
+    fn whose(&self, address: IpAddr, at: Timestamp) -> Option<Whose> {
+        let node = lock(&self.merged).node_of(address).map(str::to_owned);
+        node.map(Whose::Node)
+            .or_else(|| lock(&self.names).whose(address, at))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,663 @@
+//! Merges the rows and states of all nodes. Pure: the caller passes the time.
+//!
+//! The rows of a Service are compared by their shapes. The shape of most nodes is the cluster's, and
+//! the nodes with another one differ. A change reaches the nodes within a second or so, so a
+//! difference counts only after [`GRACE`].
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use proxy_common::counter::{Reason, Verdict};
+use proxy_view::page::{COUNTERS, Digest, Round, RowCounts, RowFailures, Shape, Shaped};
+use proxy_view::status::{ProblemStatus, Status};
+use serde::Serialize;
+
+use super::skew::Skew;
+
+/// The time that nodes have to follow a change.
+const GRACE: Duration = Duration::from_secs(5);
+/// The maximum number of nodes that a row names.
+const NAMED: usize = 8;
+/// The difference of clocks that is a problem of its node, in seconds.
+const MUCH_SKEW: f64 = 2.0;
+
+#[derive(Default)]
+pub(crate) struct Merged {
+    nodes: BTreeMap<String, Node>,
+    /// The known shapes by digest, which this program computed.
+    shapes: Shapes,
+    /// The digests that a node has been asked for.
+    asked: HashSet<Digest>,
+    keys: HashMap<(String, String), usize>,
+    /// The counters by Service. They count what this program saw, so they never decrease.
+    totals: Vec<[u64; COUNTERS]>,
+    reasons: BTreeMap<String, u64>,
+    events: BTreeMap<String, u64>,
+}
+
+#[derive(Debug)]
+struct Known {
+    shape: Shape,
+    digest: Digest,
+    key: usize,
+}
+
+#[derive(Default)]
+struct Node {
+    link: LinkState,
+    status: Option<Status>,
+    status_at: Option<Instant>,
+    last_answer: Option<Timestamp>,
+    unserved_per_sec: f64,
+    skew: Option<Skew>,
+    bytes: Bytes,
+    services: HashMap<u32, Cell>,
+    /// The shapes with another digest than this program computes: of another version, or a lie.
+    own: Shapes,
+    first_round: Option<Instant>,
+    /// The time at which a Service was last removed.
+    last_gone: Option<Instant>,
+    /// True until every Service has been counted once. What was counted before is no news.
+    is_baseline: bool,
+}
+
+/// Whether a node answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum LinkState {
+    #[default]
+    Connecting,
+    Answers,
+    /// The reason, and the beginning.
+    Silent(String, Timestamp),
+}
+
+/// The bytes that a node sent so far, and in the last second.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bytes {
+    total: u64,
+    per_sec: f64,
+    at: Option<Instant>,
+}
+
+/// A node whose Services are merged.
+struct Answering<'a> {
+    name: &'a str,
+    node: &'a Node,
+    /// True if a Service that is missing here is missing on the node.
+    is_whole: bool,
+}
+
+struct Cell {
+    digest: Digest,
+    known: Option<Arc<Known>>,
+    counts: RowCounts,
+    is_counted: bool,
+    changed: Instant,
+}
+
+/// A Service of the cluster, in the form of a node's row with the nodes in addition.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterRow {
+    #[serde(flatten)]
+    pub shape: Shape,
+    pub flows: u64,
+    pub open_flows: u64,
+    pub counts: [u64; COUNTERS],
+    #[serde(flatten)]
+    pub failures: Option<RowFailures>,
+    /// The number of nodes that serve the Service in this shape.
+    pub serving: usize,
+    /// The nodes that differ, at most [`NAMED`], and their number.
+    pub differ: Vec<Differs>,
+    pub differing: usize,
+    /// The nodes whose clients fail, the worst first, at most [`NAMED`].
+    pub failing: Vec<Failing>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Differs {
+    pub node: String,
+    pub what: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Failing {
+    pub node: String,
+    #[serde(flatten)]
+    pub failures: RowFailures,
+}
+
+/// The state of the cluster, in the form of a node's status where both have it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterStatus {
+    pub node_name: String,
+    pub healthy: bool,
+    pub complete: bool,
+    pub version: String,
+    pub reasons: BTreeMap<String, u64>,
+    pub events: BTreeMap<String, u64>,
+    pub nodes: Vec<NodeView>,
+    /// The reason why pods have no names here; `None` if they have.
+    pub names_missing: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeView {
+    pub name: String,
+    /// `answers`, `connecting` or `silent`.
+    pub state: &'static str,
+    pub last_answer: Option<Timestamp>,
+    pub version: Option<String>,
+    pub healthy: bool,
+    pub problems: Vec<ProblemStatus>,
+    /// The difference of the node's clock to this machine's, and its greatest error, in seconds.
+    pub skew: Option<Skew>,
+    pub services: usize,
+    pub flows: usize,
+    pub unserved_per_sec: f64,
+    /// The bytes that the node sent to this program.
+    pub bytes: u64,
+    pub bytes_per_sec: f64,
+}
+
+impl Merged {
+    /// Forgets nodes that are not among these, and adds new ones.
+    pub(crate) fn keep(&mut self, names: &[String]) {
+        self.nodes.retain(|name, _| names.contains(name));
+        for name in names {
+            self.nodes.entry(name.clone()).or_default();
+        }
+    }
+
+    /// Begins the answers of a node: its Services follow as a whole.
+    pub(crate) fn begin(&mut self, name: &str) {
+        let node = self.nodes.entry(name.to_owned()).or_default();
+        node.services.clear();
+        node.own.clear();
+        node.bytes = Bytes::default();
+        (node.first_round, node.last_gone) = (None, None);
+        node.is_baseline = true;
+    }
+
+    /// Ends the answers of a node. Its last status stays, with its age.
+    pub(crate) fn end(&mut self, name: &str, why: String, at: Timestamp) {
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
+        let since = match &node.link {
+            LinkState::Silent(_, since) => *since,
+            _ => at,
+        };
+        node.link = LinkState::Silent(why, since);
+        node.services.clear();
+        node.first_round = None;
+        node.unserved_per_sec = 0.0;
+        node.bytes.per_sec = 0.0;
+        node.skew = None;
+    }
+
+    pub(crate) fn take_status(&mut self, name: &str, status: Status, skew: Skew, at: Instant) {
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
+        node.last_answer = Some(Timestamp::now());
+        node.link = LinkState::Answers;
+        node.skew = Some(match &node.skew {
+            Some(before) => before.joined(skew),
+            None => skew,
+        });
+        // An agent that restarted counts from 0, and one that was silent has counted unseen.
+        let is_same = |before: &Status| before.started == status.started;
+        if let Some(before) = node.status.as_ref().filter(|before| is_same(before)) {
+            let unserved = added(&mut self.reasons, &before.reasons, &status.reasons);
+            added(&mut self.events, &before.events, &status.events);
+            let secs = node
+                .status_at
+                .map(|before| at.duration_since(before).as_secs_f64());
+            node.unserved_per_sec = proxy_view::rates::per_second(unserved, secs.unwrap_or(0.0));
+        }
+        node.status_at = Some(at);
+        node.status = Some(status);
+    }
+
+    pub(crate) fn take_bytes(&mut self, name: &str, total: u64, at: Instant) {
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
+        let secs = node
+            .bytes
+            .at
+            .map_or(0.0, |before| at.duration_since(before).as_secs_f64());
+        let more = total.saturating_sub(node.bytes.total);
+        node.bytes = Bytes {
+            total,
+            per_sec: proxy_view::rates::per_second(more, secs),
+            at: Some(at),
+        };
+    }
+
+    /// Takes in a round, and returns the digests of unknown shapes that this node must be asked
+    /// for.
+    pub(crate) fn take_round(&mut self, name: &str, round: Round, at: Instant) -> Vec<Digest> {
+        let Some(node) = self.nodes.get_mut(name) else {
+            return Vec::new();
+        };
+        node.first_round.get_or_insert(at);
+        let mut unknown = Vec::new();
+        for (number, digest) in round.shapes {
+            let known = find(&self.shapes, &node.own, digest);
+            if known.is_none() && self.asked.insert(digest) {
+                unknown.push(digest);
+            }
+            match node.services.get_mut(&number) {
+                Some(cell) => {
+                    (cell.digest, cell.known, cell.changed) = (digest, known, at);
+                }
+                None => drop(node.services.insert(
+                    number,
+                    Cell {
+                        digest,
+                        known,
+                        counts: RowCounts::default(),
+                        is_counted: false,
+                        changed: at,
+                    },
+                )),
+            }
+        }
+        for number in round.gone {
+            node.services.remove(&number);
+            node.last_gone = Some(at);
+        }
+        for (number, counts) in round.counts {
+            let Some(cell) = node.services.get_mut(&number) else {
+                continue;
+            };
+            cell.resolve(&self.shapes, &node.own);
+            if let Some(known) = cell
+                .known
+                .as_ref()
+                .filter(|_| cell.is_counted || !node.is_baseline)
+            {
+                let total = &mut self.totals[known.key];
+                for (sum, (new, old)) in total.iter_mut().zip(counts.2.iter().zip(cell.counts.2)) {
+                    // A count that decreased has restarted.
+                    let more = new.checked_sub(old).unwrap_or(*new);
+                    *sum = sum.saturating_add(more);
+                }
+            }
+            (cell.counts, cell.is_counted) = (counts, true);
+        }
+        node.is_baseline &= round.more;
+        unknown
+    }
+
+    /// Takes in shapes of a node that was asked for these digests.
+    ///
+    /// A shape stands for all nodes only if its digest is right, so that a node cannot lie about
+    /// another node's Services.
+    pub(crate) fn take_shapes(&mut self, name: &str, asked: &[Digest], shapes: Vec<Shaped>) {
+        for digest in asked {
+            self.asked.remove(digest);
+        }
+        for Shaped {
+            digest: named,
+            shape,
+        } in shapes
+        {
+            let digest = Digest::of(&shape);
+            let (keys, totals) = (&mut self.keys, &mut self.totals);
+            let key = (shape.namespace.clone(), shape.name.clone());
+            let key = *keys.entry(key).or_insert_with(|| {
+                totals.push([0; COUNTERS]);
+                totals.len() - 1
+            });
+            let known = self
+                .shapes
+                .entry(digest)
+                .or_insert_with(|| Arc::new(Known { shape, digest, key }));
+            if named != digest
+                && let Some(node) = self.nodes.get_mut(name)
+            {
+                node.own.insert(named, Arc::clone(known));
+            }
+        }
+    }
+
+    /// Returns the digests of this node that have no shape: another node, which was asked for them,
+    /// has failed.
+    pub(crate) fn missing(&mut self, name: &str) -> Vec<Digest> {
+        let Some(node) = self.nodes.get_mut(name) else {
+            return Vec::new();
+        };
+        let mut missing = Vec::new();
+        for cell in node.services.values_mut() {
+            cell.resolve(&self.shapes, &node.own);
+            if cell.known.is_none() && self.asked.insert(cell.digest) {
+                missing.push(cell.digest);
+            }
+        }
+        missing
+    }
+
+    /// Returns the Services of all nodes that answer, by namespace and name.
+    pub(crate) fn rows(&mut self, now: Instant) -> Vec<ClusterRow> {
+        let mut of_key: Vec<Vec<(&str, &Node, &Cell, &Arc<Known>)>> = Vec::new();
+        of_key.resize_with(self.totals.len(), Vec::new);
+        for node in self.nodes.values_mut() {
+            for cell in node.services.values_mut() {
+                cell.resolve(&self.shapes, &node.own);
+            }
+        }
+        let answering: Vec<Answering<'_>> = self
+            .nodes
+            .iter()
+            .filter(|(_, node)| node.link == LinkState::Answers && node.first_round.is_some())
+            .map(|(name, node)| Answering {
+                name,
+                node,
+                is_whole: node.is_whole(now),
+            })
+            .collect();
+        for Answering { name, node, .. } in &answering {
+            for cell in node.services.values() {
+                if let Some(known) = &cell.known {
+                    of_key[known.key].push((name, node, cell, known));
+                }
+            }
+        }
+        let mut rows: Vec<_> = of_key
+            .iter()
+            .zip(&self.totals)
+            .filter(|(cells, _)| !cells.is_empty())
+            .map(|(cells, totals)| row(cells, &answering, *totals, now))
+            .collect();
+        rows.sort_by(|a, b| {
+            let key = |row: &ClusterRow| (row.shape.namespace.clone(), row.shape.name.clone());
+            key(a).cmp(&key(b))
+        });
+        // Rollouts leave shapes behind.
+        if self.shapes.len() > 2 * self.keys.len() + 1_024 {
+            self.shapes.retain(|_, known| Arc::strong_count(known) > 1);
+        }
+        rows
+    }
+
+    pub(crate) fn status(&self, cluster: String, names_missing: Option<String>) -> ClusterStatus {
+        let nodes: Vec<_> = self
+            .nodes
+            .iter()
+            .map(|(name, node)| node.view(name))
+            .collect();
+        let mut versions: Vec<_> = nodes
+            .iter()
+            .filter_map(|node| node.version.clone())
+            .collect();
+        versions.sort_unstable();
+        versions.dedup();
+        ClusterStatus {
+            node_name: cluster,
+            healthy: nodes.iter().all(|node| node.healthy),
+            complete: nodes.iter().all(|node| node.state != "connecting"),
+            version: versions.join(", "),
+            reasons: self.reasons.clone(),
+            events: self.events.clone(),
+            nodes,
+            names_missing,
+        }
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.nodes.keys().map(String::as_str)
+    }
+
+    /// Returns the difference of a node's clock to this machine's.
+    pub(crate) fn skew(&self, name: &str) -> Option<Skew> {
+        self.nodes.get(name)?.skew
+    }
+
+    /// Returns the node with this address.
+    pub(crate) fn node_of(&self, address: std::net::IpAddr) -> Option<&str> {
+        let has = |node: &Node| {
+            let status = node.status.as_ref();
+            status.is_some_and(|status| status.node_addresses.contains(&address))
+        };
+        let found = self.nodes.iter().find(|(_, node)| has(node));
+        found.map(|(name, _)| name.as_str())
+    }
+}
+
+type Shapes = HashMap<Digest, Arc<Known>>;
+
+/// Returns the shape of a node's digest. What the node said of it counts first.
+fn find(shapes: &Shapes, own: &Shapes, digest: Digest) -> Option<Arc<Known>> {
+    own.get(&digest).or_else(|| shapes.get(&digest)).cloned()
+}
+
+impl Cell {
+    fn resolve(&mut self, shapes: &Shapes, own: &Shapes) {
+        if self.known.is_none() {
+            self.known = find(shapes, own, self.digest);
+        }
+    }
+}
+
+impl Node {
+    /// Returns true if all Services of the node have been known for a while.
+    fn is_whole(&self, now: Instant) -> bool {
+        let is_settled = |since: Instant| now.duration_since(since) >= GRACE;
+        self.first_round.is_some_and(is_settled)
+            && self.last_gone.is_none_or(is_settled)
+            && self.services.values().all(|cell| cell.known.is_some())
+    }
+
+    fn view(&self, name: &str) -> NodeView {
+        let status = self.status.as_ref();
+        let state = match self.link {
+            LinkState::Connecting => "connecting",
+            LinkState::Answers => "answers",
+            LinkState::Silent(..) => "silent",
+        };
+        let problems = self.problems();
+        let flows = status.iter().flat_map(|status| status.flows.values());
+        NodeView {
+            name: name.to_owned(),
+            state,
+            last_answer: self.last_answer,
+            version: status.map(|status| status.version.clone()),
+            healthy: problems.is_empty() && status.is_none_or(|status| status.healthy),
+            problems,
+            skew: self.skew,
+            services: self.services.len(),
+            flows: flows.fold(0_usize, |sum, flows| sum.saturating_add(flows.flows)),
+            unserved_per_sec: self.unserved_per_sec,
+            bytes: self.bytes.total,
+            bytes_per_sec: self.bytes.per_sec,
+        }
+    }
+
+    /// Returns what makes the node differ from the others as a whole.
+    fn problems(&self) -> Vec<ProblemStatus> {
+        let problem = |what: &str, why: String, since: Timestamp| ProblemStatus {
+            what: what.to_owned(),
+            why,
+            since,
+        };
+        if let LinkState::Silent(why, since) = &self.link {
+            return vec![problem("no answer", why.clone(), *since)];
+        }
+        let Some(status) = &self.status else {
+            return Vec::new();
+        };
+        let mut problems = status.problems.clone();
+        if status.complete && !has_programs(status) {
+            let why = "no device has kpx's programs, so no Service is served here".to_owned();
+            problems.push(problem("no programs", why, status.started));
+        }
+        if !status.complete {
+            let why = "the API server's first lists have not arrived".to_owned();
+            problems.push(problem("waiting", why, status.started));
+        }
+        if let Some(unheard) = &status.unheard {
+            let why = format!("no changes of {} arrive", unheard.kinds.join(", "));
+            problems.push(problem("lagging", why, unheard.since));
+        }
+        if let Some(skew) = self.skew.filter(|skew| skew.is_beyond(MUCH_SKEW)) {
+            problems.push(problem("clock", skew.to_string(), Timestamp::now()));
+        }
+        problems
+    }
+}
+
+fn has_programs(status: &Status) -> bool {
+    !status.programs.is_empty() && !status.devices.is_empty()
+}
+
+/// Adds the growth of counts to sums, and returns that of unserved packets.
+fn added(
+    sums: &mut BTreeMap<String, u64>,
+    before: &BTreeMap<String, u64>,
+    now: &BTreeMap<String, u64>,
+) -> u64 {
+    let is_unserved = |name: &str| {
+        let mut reasons = Reason::ALL.into_iter();
+        reasons.any(|reason| reason.name() == name && reason.verdict() != Verdict::Pass)
+    };
+    let mut all = 0_u64;
+    for (name, count) in now {
+        let more = count.saturating_sub(before.get(name).copied().unwrap_or(0));
+        let sum = sums.entry(name.clone()).or_default();
+        *sum = sum.saturating_add(more);
+        if more > 0 && is_unserved(name) {
+            all = all.saturating_add(more);
+        }
+    }
+    all
+}
+
+fn row(
+    cells: &[(&str, &Node, &Cell, &Arc<Known>)],
+    answering: &[Answering<'_>],
+    totals: [u64; COUNTERS],
+    now: Instant,
+) -> ClusterRow {
+    let major = major(cells);
+    let is_major = |known: &Arc<Known>| known.digest == major.digest;
+    let adopted = cells
+        .iter()
+        .filter(|(.., known)| is_major(known))
+        .map(|(_, _, cell, _)| cell.changed)
+        .min();
+    let is_settled = |since: Instant| now.duration_since(since) >= GRACE;
+    let mut differ = Vec::new();
+    if adopted.is_some_and(is_settled) {
+        // The first node that follows a change is ahead, and does not differ.
+        let others = cells
+            .iter()
+            .filter(|(_, _, cell, known)| !is_major(known) && is_settled(cell.changed));
+        differ.extend(others.map(|(node, _, _, known)| Differs {
+            node: (*node).to_owned(),
+            what: difference(&major.shape, &known.shape),
+        }));
+        if cells.len() < answering.len() {
+            let having: HashSet<_> = cells.iter().map(|(node, ..)| *node).collect();
+            let absent = answering
+                .iter()
+                .filter(|one| one.is_whole && !having.contains(one.name));
+            differ.extend(absent.map(|one| Differs {
+                node: one.name.to_owned(),
+                what: "does not have this Service".to_owned(),
+            }));
+        }
+        differ.sort_by(|a, b| a.node.cmp(&b.node));
+    }
+    let mut failing: Vec<_> = cells
+        .iter()
+        .filter(|(_, _, cell, _)| cell.counts.3 != RowFailures::default())
+        .map(|(node, _, cell, _)| Failing {
+            node: (*node).to_owned(),
+            failures: cell.counts.3,
+        })
+        .collect();
+    let size = |failing: &Failing| failing.failures.unserved + failing.failures.failed;
+    failing.sort_by(|a, b| size(b).total_cmp(&size(a)));
+    let sum = failing
+        .iter()
+        .fold(RowFailures::default(), |sum, one| RowFailures {
+            unserved: sum.unserved + one.failures.unserved,
+            failed: sum.failed + one.failures.failed,
+        });
+    let number = |of: fn(&RowCounts) -> u64| {
+        let numbers = cells.iter().map(|(_, _, cell, _)| of(&cell.counts));
+        numbers.fold(0_u64, u64::saturating_add)
+    };
+    let serves = |node: &Node| node.status.as_ref().is_some_and(has_programs);
+    ClusterRow {
+        flows: number(|counts| counts.0),
+        open_flows: number(|counts| counts.1),
+        counts: totals,
+        failures: (!failing.is_empty()).then_some(sum),
+        serving: cells
+            .iter()
+            .filter(|(_, node, _, known)| is_major(known) && serves(node))
+            .count(),
+        differing: differ.len(),
+        differ: first(differ),
+        failing: first(failing),
+        shape: major.shape.clone(),
+    }
+}
+
+/// Returns the shape of most nodes. Among equally many, that of nodes that hear of changes, then
+/// the latest.
+fn major<'a>(cells: &[(&str, &Node, &Cell, &'a Arc<Known>)]) -> &'a Arc<Known> {
+    let mut votes: HashMap<Digest, (usize, usize, Option<Instant>, &'a Arc<Known>)> =
+        HashMap::new();
+    for (_, node, cell, known) in cells {
+        let hears = node
+            .status
+            .as_ref()
+            .is_some_and(|status| status.unheard.is_none());
+        let (count, hearing, latest, _) = votes.entry(known.digest).or_insert((0, 0, None, known));
+        *count += 1;
+        *hearing += usize::from(hears);
+        *latest = (*latest).max(Some(cell.changed));
+    }
+    let most = votes
+        .into_values()
+        .max_by_key(|(count, hearing, latest, _)| (*count, *hearing, *latest));
+    most.map_or(cells[0].3, |(.., known)| known)
+}
+
+fn difference(major: &Shape, other: &Shape) -> String {
+    let mut parts = Vec::new();
+    if (other.ready, other.total) != (major.ready, major.total) {
+        parts.push(format!("{}/{} ready", other.ready, other.total));
+    }
+    if other.conflicts > major.conflicts {
+        parts.push("a frontend is not programmed".to_owned());
+    }
+    if other.ports != major.ports {
+        parts.push("other ports".to_owned());
+    }
+    if other.addresses != major.addresses {
+        parts.push("other addresses".to_owned());
+    }
+    if parts.is_empty() {
+        parts.push("another state".to_owned());
+    }
+    parts.join(", ")
+}
+
+fn first<T>(mut all: Vec<T>) -> Vec<T> {
+    all.truncate(NAMED);
+    all
+}
+
+#[cfg(test)]
+mod tests;

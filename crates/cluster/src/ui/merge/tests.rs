@@ -1,0 +1,320 @@
+use serde_json::json;
+
+use super::*;
+
+fn shape(name: &str, ready: usize) -> Shape {
+    Shape {
+        namespace: "shop".to_owned(),
+        name: name.to_owned(),
+        r#type: "ClusterIP".to_owned(),
+        addresses: vec!["10.96.0.1".parse().unwrap()],
+        ports: Vec::new(),
+        ready,
+        total: 3,
+        conflicts: 0,
+    }
+}
+
+fn status(programs: bool) -> Status {
+    let programs = if programs {
+        json!({"kpx_ingress": {"id": 1, "tag": "ab"}})
+    } else {
+        json!({})
+    };
+    let device = json!({"name": "eth0", "ifindex": 2, "attachedBy": "tcx", "role": "device"});
+    serde_json::from_value(json!({
+        "version": "0.1.0", "started": "2026-01-01T00:00:00Z", "mode": "node", "nodeName": "n", "nodeAddresses": [],
+        "options": {"masquerade": "default", "masqueradeAll": false, "localPods": "none", "nodePortAddresses": "all",
+            "clusterIpExternal": false},
+        "healthy": true, "complete": true, "lastSync": null, "syncs": 1, "problems": [], "skipped": [],
+        "devices": [device], "tables": {}, "flows": {}, "events": {}, "reasons": {}, "mapFill": {}, "programs": programs,
+    }))
+    .unwrap()
+}
+
+const EXACT: Skew = Skew {
+    secs: 0.0,
+    error: 0.001,
+};
+
+/// A cluster of nodes that answer, at a time that a test moves.
+struct Cluster {
+    merged: Merged,
+    now: Instant,
+}
+
+impl Cluster {
+    fn of(nodes: &[&str]) -> Self {
+        let mut cluster = Self {
+            merged: Merged::default(),
+            now: Instant::now(),
+        };
+        let names: Vec<_> = nodes.iter().map(ToString::to_string).collect();
+        cluster.merged.keep(&names);
+        for node in nodes {
+            cluster.answer(node, status(true));
+        }
+        cluster
+    }
+
+    fn answer(&mut self, node: &str, status: Status) {
+        self.merged.begin(node);
+        self.merged.take_status(node, status, EXACT, self.now);
+    }
+
+    /// Sends the shapes of a node, as its Services 1, 2, …
+    fn shapes(&mut self, node: &str, shapes: &[Shape]) {
+        let numbered = (1..).zip(shapes.iter().map(Digest::of)).collect();
+        self.round(node, numbered, Vec::new(), shapes);
+    }
+
+    fn round(
+        &mut self,
+        node: &str,
+        shapes: Vec<(u32, Digest)>,
+        counts: Vec<(u32, RowCounts)>,
+        known: &[Shape],
+    ) {
+        let round = Round {
+            services: 1,
+            shapes,
+            counts,
+            gone: Vec::new(),
+            more: false,
+        };
+        let asked = self.merged.take_round(node, round, self.now);
+        let shaped = known.iter().map(|shape| Shaped {
+            digest: Digest::of(shape),
+            shape: shape.clone(),
+        });
+        let shaped = shaped
+            .filter(|shaped| asked.contains(&shaped.digest))
+            .collect();
+        self.merged.take_shapes(node, &asked, shaped);
+    }
+
+    fn counts(&mut self, node: &str, opened: u64, unserved: f64) {
+        let failures = RowFailures {
+            unserved,
+            failed: 0.0,
+        };
+        let counts = RowCounts(opened, opened, [opened, 0, 0, 0, 0], failures);
+        self.round(node, Vec::new(), vec![(1, counts)], &[]);
+    }
+
+    fn wait(&mut self, secs: u64) {
+        self.now += Duration::from_secs(secs);
+    }
+
+    fn rows(&mut self) -> Vec<ClusterRow> {
+        self.merged.rows(self.now)
+    }
+
+    /// Returns the nodes that differ in the only row.
+    fn differ(&mut self) -> String {
+        let rows = self.rows();
+        let texts = rows[0]
+            .differ
+            .iter()
+            .map(|one| format!("{}: {}", one.node, one.what));
+        texts.collect::<Vec<_>>().join("; ")
+    }
+
+    fn problems(&self) -> String {
+        let status = self.merged.status("c".to_owned(), None);
+        let texts = status.nodes.iter().flat_map(|node| {
+            let problems = node.problems.iter();
+            problems.map(|problem| format!("{}: {}", node.name, problem.what))
+        });
+        texts.collect::<Vec<_>>().join("; ")
+    }
+}
+
+#[test]
+fn node_that_lags_behind_a_change_differs_after_a_grace() {
+    let mut cluster = Cluster::of(&["n1", "n2", "n3"]);
+    for node in ["n1", "n2", "n3"] {
+        cluster.shapes(node, &[shape("web", 3)]);
+    }
+    cluster.wait(60);
+    assert_eq!(cluster.differ(), "");
+    cluster.shapes("n1", &[shape("web", 2)]);
+    cluster.wait(1);
+    assert_eq!(cluster.differ(), "", "n1 is ahead");
+    cluster.shapes("n3", &[shape("web", 2)]);
+    cluster.wait(1);
+    assert_eq!(cluster.differ(), "", "the change is on its way");
+    cluster.wait(5);
+    assert_eq!(cluster.differ(), "n2: 3/3 ready");
+    let row = &cluster.rows()[0];
+    assert_eq!((row.shape.ready, row.serving, row.differing), (2, 2, 1));
+    cluster.shapes("n2", &[shape("web", 2)]);
+    assert_eq!(cluster.differ(), "");
+}
+
+#[test]
+fn node_that_hears_nothing_loses_a_tie() {
+    let mut cluster = Cluster::of(&["n1", "n2"]);
+    let deaf = json!({"since": "2026-01-01T00:00:00Z", "kinds": ["Service"]});
+    let deaf = Status {
+        unheard: serde_json::from_value(deaf).unwrap(),
+        ..status(true)
+    };
+    cluster.answer("n1", deaf);
+    cluster.shapes("n2", &[shape("web", 2)]);
+    cluster.wait(1);
+    cluster.shapes("n1", &[shape("web", 3)]);
+    cluster.wait(6);
+    assert_eq!(cluster.differ(), "n1: 3/3 ready");
+    assert_eq!(cluster.problems(), "n1: lagging");
+}
+
+#[test]
+fn node_without_the_service_differs() {
+    let mut cluster = Cluster::of(&["n1", "n2", "n3"]);
+    for node in ["n1", "n2"] {
+        cluster.shapes(node, &[shape("web", 3)]);
+    }
+    cluster.shapes("n3", &[]);
+    cluster.wait(6);
+    assert_eq!(cluster.differ(), "n3: does not have this Service");
+    // A Service that is being deleted leaves the nodes one after the other.
+    let gone = Round {
+        services: 0,
+        shapes: Vec::new(),
+        counts: Vec::new(),
+        gone: vec![1],
+        more: false,
+    };
+    cluster.shapes("n3", &[shape("web", 3)]);
+    cluster.wait(6);
+    let now = cluster.now;
+    cluster.merged.take_round("n1", gone, now);
+    assert_eq!(cluster.differ(), "");
+    cluster.wait(6);
+    assert_eq!(cluster.differ(), "n1: does not have this Service");
+}
+
+#[test]
+fn node_without_programs_serves_nothing_and_is_named() {
+    let mut cluster = Cluster::of(&["n1", "n2"]);
+    cluster.answer("n2", status(false));
+    for node in ["n1", "n2"] {
+        cluster.shapes(node, &[shape("web", 3)]);
+    }
+    assert_eq!(cluster.rows()[0].serving, 1);
+    assert_eq!(cluster.problems(), "n2: no programs");
+}
+
+#[test]
+fn node_that_rejects_is_named_with_its_rate() {
+    let mut cluster = Cluster::of(&["n1", "n2", "n3"]);
+    for (node, unserved) in [("n1", 0.0), ("n2", 4.0), ("n3", 9.5)] {
+        cluster.shapes(node, &[shape("web", 3)]);
+        cluster.counts(node, 0, unserved);
+    }
+    let row = &cluster.rows()[0];
+    let failing: Vec<_> = row.failing.iter().map(|one| one.node.as_str()).collect();
+    assert_eq!(failing, ["n3", "n2"]);
+    assert!((row.failures.unwrap().unserved - 13.5).abs() < 1e-9);
+}
+
+#[test]
+fn node_that_does_not_answer_is_named_and_leaves_the_rows() {
+    let mut cluster = Cluster::of(&["n1", "n2"]);
+    for node in ["n1", "n2"] {
+        cluster.shapes(node, &[shape("web", 3)]);
+    }
+    cluster.shapes("n2", &[shape("web", 3), shape("lone", 1)]);
+    let at = Timestamp::UNIX_EPOCH;
+    cluster
+        .merged
+        .end("n2", "no answer within 10 s".to_owned(), at);
+    cluster
+        .merged
+        .end("n2", "connection refused".to_owned(), Timestamp::now());
+    let rows = cluster.rows();
+    assert_eq!((rows.len(), rows[0].serving), (1, 1));
+    let status = cluster.merged.status("c".to_owned(), None);
+    let problem = &status.nodes[1].problems[0];
+    assert_eq!(
+        (status.nodes[1].state, problem.why.as_str(), problem.since),
+        ("silent", "connection refused", at)
+    );
+    assert!(!status.healthy);
+}
+
+#[test]
+fn counters_hold_what_was_seen_and_never_fall() {
+    let mut cluster = Cluster::of(&["n1", "n2"]);
+    let opened = |cluster: &mut Cluster| cluster.rows()[0].counts[0];
+    for (node, before) in [("n1", 1_000), ("n2", 50)] {
+        let web = shape("web", 3);
+        let counts = RowCounts(0, 0, [before, 0, 0, 0, 0], RowFailures::default());
+        cluster.round(node, vec![(1, Digest::of(&web))], vec![(1, counts)], &[web]);
+    }
+    assert_eq!(
+        opened(&mut cluster),
+        0,
+        "what was before is no traffic of now"
+    );
+    cluster.counts("n1", 1_010, 0.0);
+    cluster.counts("n2", 55, 0.0);
+    assert_eq!(opened(&mut cluster), 15);
+    // The agent restarts without an end of the stream, and counts from 0.
+    cluster.counts("n2", 3, 0.0);
+    assert_eq!(opened(&mut cluster), 18);
+    cluster.merged.end("n1", String::new(), Timestamp::now());
+    assert_eq!(opened(&mut cluster), 18);
+    cluster.answer("n1", status(true));
+    let web = shape("web", 3);
+    let counts = RowCounts(0, 0, [1_900, 0, 0, 0, 0], RowFailures::default());
+    cluster.round("n1", vec![(1, Digest::of(&web))], vec![(1, counts)], &[web]);
+    assert_eq!(opened(&mut cluster), 18, "unseen traffic is no burst");
+}
+
+#[test]
+fn shape_is_asked_for_once_and_a_lie_stays_its_nodes_own() {
+    let mut cluster = Cluster::of(&["n1", "n2", "n3"]);
+    let (web, lie) = (shape("web", 3), shape("web", 0));
+    let round = || Round {
+        services: 1,
+        shapes: vec![(1, Digest::of(&web))],
+        counts: Vec::new(),
+        gone: Vec::new(),
+        more: false,
+    };
+    let now = cluster.now;
+    let asked = cluster.merged.take_round("n1", round(), now);
+    assert_eq!(asked, [Digest::of(&web)]);
+    assert!(cluster.merged.take_round("n2", round(), now).is_empty());
+    // n1 answers with another Service's shape.
+    let shaped = Shaped {
+        digest: Digest::of(&web),
+        shape: lie,
+    };
+    cluster.merged.take_shapes("n1", &asked, vec![shaped]);
+    let asked = cluster.merged.missing("n2");
+    assert_eq!(asked, [Digest::of(&web)], "n2 is asked for its own");
+    let shaped = Shaped {
+        digest: Digest::of(&web),
+        shape: web.clone(),
+    };
+    cluster.merged.take_shapes("n2", &asked, vec![shaped]);
+    assert!(cluster.merged.take_round("n3", round(), now).is_empty());
+    cluster.wait(6);
+    assert_eq!(cluster.rows()[0].shape, web);
+    assert_eq!(cluster.differ(), "n1: 0/3 ready");
+}
+
+#[test]
+fn clock_of_a_node_is_a_problem_when_it_is_seconds_off() {
+    let mut cluster = Cluster::of(&["n1"]);
+    let off = Skew {
+        secs: -4.0,
+        error: 0.2,
+    };
+    let now = cluster.now;
+    cluster.merged.take_status("n1", status(true), off, now);
+    assert_eq!(cluster.problems(), "n1: clock");
+}

@@ -1,0 +1,226 @@
+//! One Service with all details, as all nodes see it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream;
+use proxy_view::rates::Reading;
+use proxy_view::{BackendView, PortCounts, PortView, ServiceView};
+use serde::Serialize;
+
+use super::link::Refused;
+use super::{Page, lock};
+
+/// Time limit for each node: a slow one is left out of this answer.
+const LIMIT: Duration = Duration::from_secs(3);
+
+/// A Service in the form of a node's answer: numbers are sums over the nodes that answered.
+#[derive(Clone, Debug, Serialize)]
+pub struct ClusterService {
+    #[serde(flatten)]
+    pub service: ServiceView,
+    pub nodes: Vec<NodeService>,
+}
+
+/// A Service on one node.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeService {
+    pub node: String,
+    /// `serves`, `absent` or `silent`.
+    pub state: &'static str,
+    /// The backends that take new flows of the node.
+    pub in_use: usize,
+    pub total: usize,
+    pub counts: PortCounts,
+    pub refused: u64,
+    pub unanswered: u64,
+    pub connect_p50: Option<f64>,
+    pub connect_p99: Option<f64>,
+    /// The backends that the node avoids or that do not answer it.
+    pub avoided: Vec<SocketAddr>,
+}
+
+impl Page {
+    /// Returns the Service; `None` if no node has it.
+    pub async fn service(&self, namespace: &str, name: &str) -> Option<ClusterService> {
+        let question = form_urlencoded::Serializer::new(String::new())
+            .append_pair("namespace", namespace)
+            .append_pair("name", name)
+            .finish();
+        let question = &format!("service?{question}");
+        let asked = stream::iter(self.0.links()).map(|(node, link)| async move {
+            let answer = link.ask::<ServiceView>(question, LIMIT).await;
+            (node, answer)
+        });
+        let answers: Vec<_> = asked
+            .buffer_unordered(self.0.connect.parallel())
+            .collect()
+            .await;
+        let mut nodes: BTreeMap<String, NodeService> = lock(&self.0.merged)
+            .names()
+            .map(|node| (node.to_owned(), NodeService::without(node, "silent")))
+            .collect();
+        let mut views = Vec::new();
+        for (node, answer) in answers {
+            let found = match answer {
+                Ok(service) => {
+                    let found = NodeService::of(&node, &service);
+                    views.push(service);
+                    found
+                }
+                Err(error) if is_absent(&error) => NodeService::without(&node, "absent"),
+                Err(_) => NodeService::without(&node, "silent"),
+            };
+            nodes.insert(node, found);
+        }
+        Some(ClusterService {
+            service: merged(views)?,
+            nodes: nodes.into_values().collect(),
+        })
+    }
+}
+
+fn is_absent(error: &anyhow::Error) -> bool {
+    let refused = error.downcast_ref::<Refused>();
+    refused.is_some_and(|Refused(status)| *status == 404)
+}
+
+impl NodeService {
+    fn without(node: &str, state: &'static str) -> Self {
+        Self {
+            node: node.to_owned(),
+            state,
+            in_use: 0,
+            total: 0,
+            counts: PortCounts::default(),
+            refused: 0,
+            unanswered: 0,
+            connect_p50: None,
+            connect_p99: None,
+            avoided: Vec::new(),
+        }
+    }
+
+    fn of(node: &str, service: &ServiceView) -> Self {
+        let (in_use, total) = service.backends_in_use();
+        let Reading { counts, connect } = Reading::of(service);
+        let backends = service.ports.iter().flat_map(|port| &port.backends);
+        let avoided = backends.filter(|backend| backend.silent || backend.is_ejected());
+        Self {
+            in_use,
+            total,
+            counts,
+            refused: connect.refused,
+            unanswered: connect.unanswered,
+            connect_p50: connect.connect_p50,
+            connect_p99: connect.connect_p99,
+            avoided: avoided.map(|backend| backend.address).collect(),
+            ..Self::without(node, "serves")
+        }
+    }
+}
+
+/// Returns one view of many: the objects as the first node sees them, and sums.
+fn merged(views: Vec<ServiceView>) -> Option<ServiceView> {
+    views
+        .into_iter()
+        .reduce(|mut sum, view| {
+            for port in view.ports {
+                let key = |port: &PortView| (port.protocol.clone(), port.port);
+                match sum.ports.iter_mut().find(|known| key(known) == key(&port)) {
+                    Some(known) => add_port(known, port),
+                    None => sum.ports.push(port),
+                }
+            }
+            sum
+        })
+        .map(|mut sum| {
+            // No backend is nearer than another to a whole cluster.
+            let ports = sum.ports.iter_mut();
+            for backend in ports.flat_map(|port| &mut port.backends) {
+                backend.local = false;
+            }
+            sum
+        })
+}
+
+fn add_port(sum: &mut PortView, port: PortView) {
+    sum.counts.add(&port.counts);
+    sum.connect = sum.connect.plus(&port.connect);
+    sum.redirected |= port.redirected;
+    for backend in port.backends {
+        let known = sum.backends.iter_mut();
+        match known
+            .into_iter()
+            .find(|known| known.address == backend.address)
+        {
+            Some(known) => add_backend(known, &backend),
+            None => sum.backends.push(backend),
+        }
+    }
+}
+
+fn add_backend(sum: &mut BackendView, backend: &BackendView) {
+    sum.flows = sum.flows.saturating_add(backend.flows);
+    sum.open_flows = sum.open_flows.saturating_add(backend.open_flows);
+    sum.connect = sum.connect.plus(&backend.connect);
+    sum.in_cluster_set |= backend.in_cluster_set;
+    sum.in_local_set |= backend.in_local_set;
+    sum.in_redirect_set |= backend.in_redirect_set;
+    sum.silent |= backend.silent;
+    sum.ejected |= backend.is_ejected();
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn view(backends: &[(&str, u64, bool)]) -> ServiceView {
+        let backends: Vec<_> = backends
+            .iter()
+            .map(|(address, flows, silent)| {
+                json!({
+                    "address": address, "pod": null, "node": "n1", "zone": null, "ready": true, "serving": true,
+                    "terminating": false, "local": true, "inClusterSet": true, "inLocalSet": false, "flows": flows,
+                    "silent": silent,
+                })
+            })
+            .collect();
+        let counts = json!({
+            "flowsOpened": 7, "flows": 2, "packets": 1, "bytes": 1, "packetsReturned": 1, "bytesReturned": 1, "refused": 0,
+        });
+        let port = json!({
+            "name": "", "protocol": "TCP", "port": 80, "nodePort": null, "frontends": [], "backends": backends, "counts": counts,
+        });
+        serde_json::from_value(json!({
+            "namespace": "shop", "name": "web", "type": "ClusterIP", "created": null, "clusterIps": ["10.96.0.1"],
+            "externalIps": [], "loadBalancerIps": [], "internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Cluster",
+            "affinitySecs": null, "healthCheckNodePort": null, "algorithm": "random", "ports": [port],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn numbers_of_nodes_are_sums_and_a_backend_of_one_node_is_kept() {
+        let (a, b) = ("10.244.1.1:80", "10.244.1.2:80");
+        let views = vec![view(&[(a, 2, false)]), view(&[(a, 3, true), (b, 1, false)])];
+        let of_second = NodeService::of("n2", &views[1]);
+        assert_eq!(of_second.avoided, [a.parse().unwrap()]);
+        assert_eq!((of_second.in_use, of_second.total), (2, 2));
+        let sum = merged(views).unwrap();
+        let port = &sum.ports[0];
+        assert_eq!((port.counts.flows_opened, port.counts.flows), (14, 4));
+        let backends: Vec<_> = port
+            .backends
+            .iter()
+            .map(|backend| (backend.flows, backend.silent, backend.local))
+            .collect();
+        assert_eq!(backends, [(5, true, false), (1, false, false)]);
+        assert!(merged(Vec::new()).is_none());
+    }
+}

@@ -1,0 +1,267 @@
+//! Reads every node, and the cluster's pods and nodes, until dropped.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use futures::TryStreamExt;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::ListParams;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, ResourceExt};
+use proxy_view::page::{Clock, Digest, Round, Shaped};
+use proxy_view::status::Status;
+use tokio::time::{sleep, timeout};
+
+use super::link::{self, Link};
+use super::skew::Skew;
+use super::{Shared, lock};
+use crate::pods::{self, NodePod};
+
+/// The time between two lists of kpx's pods, and of Nodes.
+const PODS_PERIOD: Duration = Duration::from_secs(10);
+const NODES_PERIOD: Duration = Duration::from_secs(60);
+/// The time between two readings of a node's status; with many nodes it is longer.
+const STATUS_PERIOD: u64 = 4;
+/// The time before a node that failed is tried again, and before the names are.
+const RETRY: Duration = Duration::from_secs(5);
+/// The longest time before a node that fails again and again is tried again: each attempt keeps
+/// other nodes waiting for a permit.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// The maximum number of digests of a question. More are asked for as all.
+const ASKED: usize = 200;
+
+/// Begins to read these nodes, later nodes, and the names of pods.
+pub(super) fn begin(shared: &Arc<Shared>, nodes: Vec<NodePod>) {
+    follow(shared, nodes);
+    tokio::spawn(find(Arc::clone(shared)));
+    tokio::spawn(name_pods(Arc::clone(shared)));
+    tokio::spawn(name_nodes(Arc::clone(shared)));
+}
+
+/// Lists kpx's pods from time to time.
+async fn find(shared: Arc<Shared>) {
+    loop {
+        sleep(PODS_PERIOD).await;
+        // If the API server fails, so do the nodes, and the page names them.
+        let wanted = &shared.connect.node;
+        if let Ok(nodes) = pods::find(&shared.client, &shared.connect, wanted).await {
+            follow(&shared, nodes);
+        }
+    }
+}
+
+/// Reads these nodes alone. A node whose pod is another one is read anew.
+fn follow(shared: &Arc<Shared>, nodes: Vec<NodePod>) {
+    let names: Vec<_> = nodes.iter().map(|at| at.node.clone()).collect();
+    lock(&shared.merged).keep(&names);
+    let mut tasks = lock(&shared.tasks);
+    tasks.retain(|name, (_, task)| {
+        let is_kept = names.contains(name);
+        if !is_kept {
+            task.abort();
+            lock(&shared.links).remove(name);
+        }
+        is_kept
+    });
+    for at in nodes {
+        let is_same = |(pod, _): &(Identity, _)| *pod == Identity::of(&at);
+        if tasks.get(&at.node).is_some_and(is_same) {
+            continue;
+        }
+        let (name, identity) = (at.node.clone(), Identity::of(&at));
+        let task = tokio::spawn(tend(Arc::clone(shared), at)).abort_handle();
+        if let Some((_, before)) = tasks.insert(name, (identity, task)) {
+            before.abort();
+        }
+    }
+}
+
+/// What makes a pod another one.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pod: String,
+    absent: Option<String>,
+}
+
+impl Identity {
+    fn of(at: &NodePod) -> Self {
+        Self {
+            pod: at.pod.clone(),
+            absent: at.absent.clone(),
+        }
+    }
+}
+
+/// Reads a node, again and again.
+async fn tend(shared: Arc<Shared>, at: NodePod) {
+    let mut wait = RETRY;
+    loop {
+        let ended = session(&shared, &at).await;
+        let has_answered = lock(&shared.links).remove(&at.node).is_some();
+        wait = if has_answered {
+            RETRY
+        } else {
+            (2 * wait).min(LONGEST_RETRY)
+        };
+        let why = ended.err().unwrap_or_else(|| anyhow!("ended"));
+        lock(&shared.merged).end(&at.node, format!("{why:#}"), Timestamp::now());
+        sleep(wait).await;
+    }
+}
+
+/// Reads a node until a failure.
+async fn session(shared: &Shared, at: &NodePod) -> Result<()> {
+    let permit = shared.connecting.acquire().await.context("connect")?;
+    let opened = timeout(shared.limit, link::open(&shared.client, at)).await;
+    let no_answer = || anyhow!("no answer within {} s", shared.limit.as_secs());
+    let (link, work) = opened.map_err(|_| no_answer())??;
+    drop(permit);
+    let reading = async {
+        lock(&shared.merged).begin(&at.node);
+        read_status(shared, at, &link).await?;
+        lock(&shared.links).insert(at.node.clone(), link.clone());
+        tokio::try_join!(
+            keep_reading_status(shared, at, &link),
+            read_changes(shared, at, &link)
+        )?;
+        Ok(())
+    };
+    let mut work = std::pin::pin!(work);
+    let failed: Result<()> = tokio::select! {
+        // The relay's words say more than the broken connection.
+        biased;
+        why = &mut work => return Err(why),
+        failed = reading => failed,
+    };
+    let is_broken = |error: &anyhow::Error| format!("{error:#}").contains(crate::exec::BROKEN);
+    if failed.as_ref().is_err_and(is_broken)
+        && let Ok(why) = timeout(2 * link::WORDS, work).await
+    {
+        return Err(why);
+    }
+    failed
+}
+
+async fn keep_reading_status(shared: &Shared, at: &NodePod, link: &Link) -> Result<()> {
+    loop {
+        let period = u64::try_from(2 * shared.period()).unwrap_or(STATUS_PERIOD);
+        sleep(Duration::from_secs(period.max(STATUS_PERIOD))).await;
+        read_status(shared, at, link).await?;
+    }
+}
+
+async fn read_status(shared: &Shared, at: &NodePod, link: &Link) -> Result<()> {
+    let before = Timestamp::now();
+    let Clock { now } = link.ask("clock", shared.limit).await?;
+    let skew = Skew::between(before, now, Timestamp::now());
+    let status: Status = link.ask("status", shared.limit).await?;
+    let mut merged = lock(&shared.merged);
+    merged.take_status(&at.node, status, skew, Instant::now());
+    merged.take_bytes(&at.node, link.bytes(), Instant::now());
+    Ok(())
+}
+
+async fn read_changes(shared: &Shared, at: &NodePod, link: &Link) -> Result<()> {
+    let period = shared.period();
+    let what = format!("changes?every={}", period.min(60));
+    let mut lines = link.lines(&what, shared.limit).await?;
+    let limit = shared.limit + Duration::from_secs(period as u64);
+    loop {
+        let line = timeout(limit, lines.next()).await;
+        let line = line.map_err(|_| anyhow!("no changes within {} s", limit.as_secs()))??;
+        let Some(line) = line else {
+            bail!("the agent has ended its answer");
+        };
+        let round: Round =
+            serde_json::from_slice(&line).context("this node runs another version of kpx")?;
+        let unknown = {
+            let mut merged = lock(&shared.merged);
+            let mut unknown = merged.take_round(&at.node, round, Instant::now());
+            unknown.extend(merged.missing(&at.node));
+            unknown
+        };
+        if !unknown.is_empty() {
+            let shapes = read_shapes(link, &unknown, shared.limit).await;
+            // On failure another node is asked.
+            let (shapes, failed) = match shapes {
+                Ok(shapes) => (shapes, None),
+                Err(error) => (Vec::new(), Some(error)),
+            };
+            lock(&shared.merged).take_shapes(&at.node, &unknown, shapes);
+            if let Some(error) = failed {
+                return Err(error);
+            }
+        }
+    }
+}
+
+async fn read_shapes(link: &Link, digests: &[Digest], limit: Duration) -> Result<Vec<Shaped>> {
+    let what = if digests.len() > ASKED {
+        "shapes".to_owned()
+    } else {
+        let digests: Vec<String> = digests.iter().copied().map(String::from).collect();
+        format!("shapes?of={}", digests.join(","))
+    };
+    let mut lines = link.lines(&what, limit).await?;
+    let mut shapes = Vec::new();
+    while let Some(line) = timeout(limit, lines.next())
+        .await
+        .context("read shapes")??
+    {
+        shapes.push(serde_json::from_slice(&line).context("read a shape")?);
+    }
+    Ok(shapes)
+}
+
+/// Follows all pods, for their names.
+async fn name_pods(shared: Arc<Shared>) {
+    loop {
+        let ended = follow_pods(&shared).await;
+        let why = ended.err().map(|error| format!("{error:#}"));
+        *lock(&shared.names_missing) = why.or_else(|| Some("the watch has ended".to_owned()));
+        sleep(RETRY).await;
+    }
+}
+
+async fn follow_pods(shared: &Shared) -> Result<()> {
+    let pods: Api<Pod> = Api::all(shared.client.clone());
+    let mut events = std::pin::pin!(watcher(pods, watcher::Config::default()));
+    let mut listed = HashSet::new();
+    while let Some(event) = events
+        .try_next()
+        .await
+        .context("list the pods of the cluster")?
+    {
+        let now = Timestamp::now();
+        let mut names = lock(&shared.names);
+        match event {
+            Event::Init => listed.clear(),
+            Event::InitApply(pod) => {
+                listed.extend(pod.uid().or_else(|| pod.metadata.name.clone()));
+                names.put(&pod, now);
+            }
+            Event::InitDone => {
+                names.complete(&std::mem::take(&mut listed), now);
+                *lock(&shared.names_missing) = None;
+            }
+            Event::Apply(pod) => names.put(&pod, now),
+            Event::Delete(pod) => names.remove(&pod, now),
+        }
+    }
+    Ok(())
+}
+
+/// Lists the Nodes from time to time, for their addresses and their pods' networks.
+async fn name_nodes(shared: Arc<Shared>) {
+    let nodes: Api<Node> = Api::all(shared.client.clone());
+    loop {
+        // Without the right, the agents' addresses name nodes.
+        if let Ok(listed) = nodes.list(&ListParams::default()).await {
+            lock(&shared.names).set_nodes(&listed.items);
+        }
+        sleep(NODES_PERIOD).await;
+    }
+}
