@@ -73,12 +73,17 @@ impl FromRef<Page> for AgentHandle {
     }
 }
 
-/// Returns the data of the page, for local processes at the agent's socket.
+/// Returns the data that the page of a cluster reads of a node, for local processes at the agent's
+/// socket. They may read, and traces cost the node CPU time: that page runs `kpx trace` instead.
 pub fn local_router(sources: Sources) -> Router {
-    api()
+    Router::new()
+        .route("/ui/api/status", get(status))
+        .route("/ui/api/service", get(rows::service))
+        .route("/ui/api/events", get(events::events))
         .route("/ui/api/changes", get(changes::changes))
         .route("/ui/api/shapes", get(changes::shapes))
         .route("/ui/api/clock", get(changes::clock))
+        .layer(middleware::map_response(never_store))
         .with_state(Page::new(sources))
 }
 

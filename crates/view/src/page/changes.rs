@@ -1,16 +1,19 @@
 //! The changes of rows since the last round. Pure.
 //!
-//! The bytes of a round have a limit: what is left over follows in the next rounds. Failing
-//! Services come first, and the others take turns, so a busy node delays numbers and loses none.
+//! The bytes of a round have a limit: what is left over follows in the next rounds. Services that
+//! fail or have just recovered come first, and a share of the round stays for the rest. Within both
+//! groups Services take turns, so a busy node delays numbers and loses none.
 
 use std::collections::HashMap;
 
-use super::{Digest, Round, Row, RowCounts};
+use super::{Digest, Round, Row, RowCounts, RowFailures};
 
 /// The maximum number of shapes of a round; the first round has all.
 const SHAPES: usize = 1_024;
 /// The maximum number of rows of a round whose numbers changed.
 const COUNTS: usize = 256;
+/// The part of them that failing Services leave to the rest.
+const CALM: usize = COUNTS / 4;
 
 /// What a reader has been sent.
 #[derive(Debug, Default)]
@@ -18,8 +21,23 @@ pub struct Sent {
     numbers: HashMap<(String, String), u32>,
     services: HashMap<u32, Known>,
     next: u32,
+    urgent: Turns,
+    calm: Turns,
+}
+
+/// A group of Services that take turns.
+#[derive(Debug, Default)]
+struct Turns {
     /// The number of the Service with which the next turn begins.
-    turn: u32,
+    next: u32,
+}
+
+/// The numbers of a row that differ from those last sent.
+struct Change {
+    number: u32,
+    counts: RowCounts,
+    /// True if the Service fails, or was last sent as failing.
+    is_urgent: bool,
 }
 
 #[derive(Debug)]
@@ -62,7 +80,11 @@ impl Sent {
             let counts = row.numbers();
             // Numbers of a Service without a shape would mean nothing.
             if known.digest.is_some() && known.counts != counts {
-                changed.push((number, counts));
+                changed.push(Change {
+                    number,
+                    counts,
+                    is_urgent: fails(&counts) || fails(&known.counts),
+                });
             }
         }
         self.services.retain(|number, known| {
@@ -101,26 +123,40 @@ impl Sent {
         (number, known)
     }
 
-    /// Returns the numbers for this round: those of failing Services first, then by turns.
-    fn choose(&mut self, mut changed: Vec<(u32, RowCounts)>) -> Vec<(u32, RowCounts)> {
-        if changed.len() <= COUNTS {
-            return changed;
-        }
-        let turn = self.turn;
-        let calm = |counts: &RowCounts| counts.3 == super::RowFailures::default();
-        changed.sort_by_key(|(number, counts)| (calm(counts), *number < turn, *number));
-        changed.truncate(COUNTS);
-        let last = changed.iter().rfind(|(_, counts)| calm(counts));
-        self.turn = last.map_or(turn, |(number, _)| number + 1);
-        changed
+    /// Returns the numbers for this round.
+    fn choose(&mut self, changed: Vec<Change>) -> Vec<(u32, RowCounts)> {
+        let (urgent, calm): (Vec<_>, Vec<_>) =
+            changed.into_iter().partition(|change| change.is_urgent);
+        let urgent = self.urgent.take(urgent, COUNTS - calm.len().min(CALM));
+        let calm = self.calm.take(calm, COUNTS - urgent.len());
+        let chosen = urgent.into_iter().chain(calm);
+        chosen
+            .map(|change| (change.number, change.counts))
+            .collect()
     }
+}
+
+impl Turns {
+    /// Returns as many changes as there are places, from the Service on whose turn it is.
+    fn take(&mut self, mut changes: Vec<Change>, places: usize) -> Vec<Change> {
+        changes.sort_by_key(|change| (change.number < self.next, change.number));
+        changes.truncate(places);
+        if let Some(last) = changes.last() {
+            self.next = last.number.wrapping_add(1);
+        }
+        changes
+    }
+}
+
+fn fails(counts: &RowCounts) -> bool {
+    counts.3 != RowFailures::default()
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::{RowFailures, Shape};
+    use super::super::Shape;
     use super::*;
 
     fn row(name: usize, ready: usize, opened: u64) -> Row {
@@ -223,6 +259,50 @@ mod tests {
             let round = sent.round(rows(opened));
             assert!((round.counts[0].1.3.unserved - opened as f64).abs() < f64::EPSILON);
         }
+    }
+
+    #[test]
+    fn many_failing_services_starve_neither_each_other_nor_the_rest() {
+        let failing = 3 * COUNTS;
+        let rows = |opened: u64| {
+            (0..failing + COUNTS).map(move |name| Row {
+                failures: (name < failing).then_some(RowFailures {
+                    unserved: opened as f64,
+                    failed: 0.0,
+                }),
+                ..row(name, 3, opened)
+            })
+        };
+        let mut sent = Sent::default();
+        let mut read = Read::default();
+        read.take(&sent.round(rows(0)));
+        for opened in 1..=4 {
+            let round = sent.round(rows(opened));
+            assert_eq!(round.counts.len(), COUNTS);
+            read.take(&round);
+        }
+        assert!(read.opened().iter().all(|opened| *opened > 0));
+    }
+
+    #[test]
+    fn recovered_service_comes_before_calm_ones() {
+        let services = 3 * COUNTS;
+        let rows = |opened: u64, fails: bool| {
+            (0..services).map(move |name| Row {
+                failures: (fails && name == services - 1).then_some(RowFailures {
+                    unserved: 1.0,
+                    failed: 0.0,
+                }),
+                ..row(name, 3, opened)
+            })
+        };
+        let mut sent = Sent::default();
+        sent.round(rows(0, true));
+        let recovered = sent.round(rows(1, false)).counts[0];
+        assert_eq!(
+            (recovered.0, recovered.1.3),
+            (services as u32, RowFailures::default())
+        );
     }
 
     #[test]
