@@ -27,7 +27,7 @@ pub fn quick<A: Net>(skb: Skb) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     }
     let key = FlowKey::new(Hook::ANCHOR, head.proto, head.src, head.dst);
-    let Some(entry) = maps::live_flow(&key) else {
+    let Some(entry) = maps::live_flow_here(&key) else {
         return Outcome::NOT_ESTABLISHED;
     };
     let is_change = established::changes_opener(&entry, &head);

@@ -122,7 +122,7 @@ pub fn find<A: Net>(
     decision: &mut Decision<A>,
 ) -> Result<(), Reason> {
     decision.flags = 0;
-    if let Err(reason) = lookup::frontend(dial.dialled(), dial.proto(), decision) {
+    if let Err(reason) = lookup::find(dial.dialled(), dial.proto(), decision) {
         // A client that ClusterIPs do not serve must not learn by different answers which of them
         // exist.
         let is_hidden = reason == Reason::UnknownPort
@@ -258,6 +258,6 @@ pub fn still_serves<A: Net>(flow: &Flow<A>, decision: DecisionMemory) -> bool {
     let Some(decision) = decision.get() else {
         return true;
     };
-    lookup::frontend(&flow.frontend, Proto::UDP, decision).is_ok()
+    lookup::find(&flow.frontend, Proto::UDP, decision).is_ok()
         && maps::endpoint(decision.service, flow.backend).is_some()
 }

@@ -110,7 +110,7 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
         }
     }
     let key = FlowKey::new(hook, head.proto, head.src, head.dst);
-    let Some(entry) = maps::live_flow(&key) else {
+    let Some(entry) = maps::live_flow_here(&key) else {
         return missed(skb, hook, &head, Others::ANY, memory);
     };
     translate(skb, (hook, mark), &head, (&key, &entry), memory, || {
@@ -308,7 +308,7 @@ pub fn missed<A: Net>(
     }
     // A copy, for the kernel reads it in memory.
     let addr = head.src.addr;
-    if others == Others::ANY && maps::own_addr(&addr).is_some() {
+    if others == Others::ANY && maps::own_addr_here(&addr).is_some() {
         return Outcome::NOT_ESTABLISHED;
     }
     if head.proto == Proto::TCP {

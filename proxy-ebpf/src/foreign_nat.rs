@@ -40,10 +40,10 @@ pub fn counts<A: Net>(src: &SockAddr<A>, proto: Proto, signals: Signals) -> bool
     // A copy, for the kernel reads it in memory: the caller has the source in registers.
     let addr = src.addr;
     if proto == Proto::UDP {
-        return maps::own_addr(&addr)
+        return maps::own_addr_here(&addr)
             .is_some_and(|own| may_be(src, proto, signals) || is_frontend(addr, src.port, own));
     }
-    may_be(src, proto, signals) && maps::own_addr(&addr).is_some()
+    may_be(src, proto, signals) && maps::own_addr_here(&addr).is_some()
 }
 
 /// Returns true if datagrams to this port of the node's address open flows.

@@ -19,7 +19,7 @@ pub fn frontend<A: Net>(
     if take(decision) {
         return Ok(());
     }
-    if let Some(own) = maps::own_addr(&dialled.addr) {
+    if let Some(own) = maps::own_addr_here(&dialled.addr) {
         decision.frontend = FrontendKey::node_port(dialled.port, proto);
         return if own.takes_node_ports() && take(decision) {
             Ok(())
@@ -28,7 +28,7 @@ pub fn frontend<A: Net>(
         };
     }
     decision.frontend = FrontendKey::address(dialled.addr);
-    if maps::has_frontend(&decision.frontend) {
+    if maps::frontend(&decision.frontend).is_some() {
         return Err(Reason::UnknownPort);
     }
     Err(if maps::is_in_service_cidr(dialled.addr) {
@@ -36,6 +36,16 @@ pub fn frontend<A: Net>(
     } else {
         Reason::NotOurs
     })
+}
+
+/// Does what [`frontend`] says, by one function for all that decide about packets.
+#[inline(never)]
+pub fn find<A: Net>(
+    dialled: &SockAddr<A>,
+    proto: Proto,
+    decision: &mut Decision<A>,
+) -> Result<(), Reason> {
+    frontend(dialled, proto, decision)
 }
 
 /// Returns true if [`frontend`] finds a frontend, or a Service's address without one.

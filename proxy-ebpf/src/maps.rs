@@ -1,9 +1,9 @@
 //! Every map, and the only code that touches one. Values are copied out: no reference into a map
 //! leaves this file.
 //!
-//! The look-ups that most places share (clock, node, epochs, counters) are functions that the
-//! programs call: for each inlined look-up the kernel moves all instructions behind it, which took
-//! a third of each start. The calls cost a packet a few nanoseconds.
+//! The look-ups that most places share are functions that the programs call: for each inlined
+//! look-up the kernel moves all instructions behind it, which took a third of each start. See
+//! [`Find`].
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use core::mem::offset_of;
@@ -61,8 +61,8 @@ pub use devices::{address_at, device, is_stacked, mac_of, mtu_of, place_of};
 pub use ends::Marked;
 pub use exits::{epoch, exit, keep_exit, opens_until};
 pub use flows::{
-    Entry, Refused, claim_flow, flow, is_flow, is_undnat, live_flow, opener, opener_of,
-    remove_flow, undnat, undnat_of,
+    Entry, Refused, claim_flow, flow, is_flow, is_undnat, live_flow, live_flow_here, opener,
+    opener_of, remove_flow, undnat, undnat_of,
 };
 pub use foreign_nat::{foreign_nat, remove_foreign_nat, set_foreign_nat};
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
@@ -168,17 +168,17 @@ pub fn call_slow(skb: Skb, slow: SlowProgram) {
 
 #[inline(always)]
 pub fn frontend<A: Net>(key: &FrontendKey<A>) -> Option<Frontend<A>> {
-    copied(A::MAPS.frontends, key)
+    copied_here(A::MAPS.frontends, key)
 }
 
 #[inline(always)]
 pub fn has_frontend<A: Net>(key: &FrontendKey<A>) -> bool {
-    A::MAPS.frontends.get_ptr(key).is_some()
+    A::MAPS.frontends.find(key).is_some()
 }
 
 #[inline(always)]
 pub fn service<A: Net>(key: &FrontendKey<A>) -> Option<Service> {
-    copied(A::MAPS.services, key)
+    copied_here(A::MAPS.services, key)
 }
 
 #[inline(always)]
@@ -190,6 +190,12 @@ pub fn slot<A: Net>(key: &SlotKey<A>) -> Option<Backend<A>> {
 #[inline(always)]
 pub fn own_addr<A: Net>(addr: &A) -> Option<OwnAddr> {
     copied(A::MAPS.addrs, addr)
+}
+
+/// The same for what most packets take: see [`Find::find_here`].
+#[inline(always)]
+pub fn own_addr_here<A: Net>(addr: &A) -> Option<OwnAddr> {
+    copied_here(A::MAPS.addrs, addr)
 }
 
 /// Returns true if the operator calls this address a local pod's.
@@ -235,13 +241,13 @@ const fn addr_bits<A>() -> u32 {
 /// The endpoint of a service port that listens at `at`, if it serves.
 #[inline(always)]
 pub fn endpoint<A: Net>(service: FrontendKey<A>, at: SockAddr<A>) -> Option<Endpoint> {
-    copied(A::MAPS.endpoints, &EndpointKey::new(service, at))
+    copied_here(A::MAPS.endpoints, &EndpointKey::new(service, at))
 }
 
 /// Returns true if a local redirect of the service leaves out this pod.
 #[inline(always)]
 pub fn is_spared<A: Net>(service: FrontendKey<A>, pod: A) -> bool {
-    copied(A::MAPS.endpoints, &EndpointKey::spared(service, pod)).is_some()
+    copied_here(A::MAPS.endpoints, &EndpointKey::spared(service, pod)).is_some()
 }
 
 /// Returns the slot at a place of a set's Maglev table.
@@ -260,7 +266,7 @@ pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {
 /// Returns the backend that a client had last, whether it had shown itself or not.
 #[inline(always)]
 pub fn affinity<A: Net>(key: &AffinityKey<A>) -> Option<Affinity<A>> {
-    copied(A::MAPS.affinity, key).or_else(|| copied(A::MAPS.new_affinity, key))
+    copied_here(A::MAPS.affinity, key).or_else(|| copied_here(A::MAPS.new_affinity, key))
 }
 
 #[inline(always)]
@@ -273,7 +279,7 @@ pub fn set_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
 /// its row stays the only one.
 #[inline(always)]
 pub fn set_new_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
-    match A::MAPS.affinity.find(key) {
+    match A::MAPS.affinity.find_here(key) {
         Some(shown) => shown.set(*affinity),
         // Refused, it costs the client its backend the next time.
         None => drop(A::MAPS.new_affinity.insert(key, affinity, 0)),
@@ -283,7 +289,7 @@ pub fn set_new_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
 /// Counts a flow that a set opens in turn, and returns the count before.
 #[inline(always)]
 pub fn next_turn<A: Net>(set: &SetKey<A>) -> u32 {
-    let Some(cursor) = A::MAPS.cursors.find(set) else {
+    let Some(cursor) = A::MAPS.cursors.find_here(set) else {
         let _first = A::MAPS.cursors.insert(set, 1, u64::from(BPF_NOEXIST));
         return 0;
     };
@@ -348,7 +354,7 @@ pub fn count(counter: impl Into<Counter>) {
 
 #[inline(never)]
 fn count_at(index: u32) {
-    if let Some(value) = COUNTERS.find(&index) {
+    if let Some(value) = COUNTERS.find_here(&index) {
         value.update(|count| count.wrapping_add(1));
     }
 }
@@ -360,4 +366,10 @@ fn count_at(index: u32) {
 #[inline(always)]
 fn copied<K, V: Copy>(map: &impl Find<K, V>, key: &K) -> Option<V> {
     map.find(key).map(|value| value.copy())
+}
+
+/// The same, looked up where it is called: see [`Find::find_here`].
+#[inline(always)]
+fn copied_here<K, V: Copy>(map: &impl Find<K, V>, key: &K) -> Option<V> {
+    map.find_here(key).map(|value| value.copy())
 }

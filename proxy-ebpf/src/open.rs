@@ -493,7 +493,7 @@ pub fn claim<A: Net>(memory: Memory) -> Claim {
     claimed
 }
 
-#[inline(always)]
+#[inline(never)]
 fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Claim {
     flow.kind = kind;
     match maps::claim_flow(&flow.key_as(kind, proto), flow) {

@@ -63,10 +63,7 @@ fn may_have_flow<A: Net>(skb: Skb, link: LinkHeader) -> bool {
         LinkHeader::Ethernet => A::peek(skb),
         LinkHeader::None => None,
     };
-    head.is_some_and(|head| {
-        Marked::of(head.src(), head.dst()) != Marked::NONE
-            || Marked::of(head.dst(), head.src()) != Marked::NONE
-    })
+    head.is_some_and(|head| Marked::of(head.src(), head.dst()) != Marked::NONE)
 }
 
 /// Leaves a packet to the slow path, of a hook that has no fast path.

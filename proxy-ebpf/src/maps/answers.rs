@@ -29,7 +29,7 @@ pub fn may_answer(asker: Asker, now_secs: u32) -> bool {
 /// the count is the second.
 #[inline(always)]
 fn answers_in(asker: Asker, now_secs: u32) -> u32 {
-    let Some(answered) = COUNTERS.find(&(Counter::COUNT + asker as u32)) else {
+    let Some(answered) = COUNTERS.find_here(&(Counter::COUNT + asker as u32)) else {
         return u32::MAX;
     };
     let count_in = |answered: u64| {

@@ -11,7 +11,7 @@ use crate::clock::now_secs;
 pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
     // SAFETY: the helper takes no arguments and cannot fail.
     let jiffies = unsafe { bpf_jiffies64() };
-    let Some(cpu) = CPUS.find(&0) else {
+    let Some(cpu) = CPUS.find_here(&0) else {
         return ask();
     };
     let last = part!(cpu.jiffies);

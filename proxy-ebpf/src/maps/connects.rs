@@ -96,9 +96,9 @@ pub fn count_outcome<A: Net>(service: A, backend: A, ports: PortsAndOutcome) {
 #[inline(always)]
 fn row<A: Net>(key: &EndpointKey<A>) -> Option<Live<Connects>> {
     let map = A::MAPS.connects;
-    if let Some(connects) = map.find(key) {
+    if let Some(connects) = map.find_here(key) {
         return Some(connects);
     }
     let _first = map.insert(key, NOTHING, u64::from(BPF_NOEXIST));
-    map.find(key)
+    map.find_here(key)
 }

@@ -26,7 +26,7 @@ impl Marked {
     #[inline(always)]
     pub fn of<A: Addr>(first: SockAddr<A>, second: SockAddr<A>) -> Self {
         let oldest = WAYS
-            .find(&ROUND)
+            .find_here(&ROUND)
             .map_or(0, |round| round.read(|round| round.second));
         if is_marked(first, oldest) {
             return Self::FIRST;
@@ -48,7 +48,7 @@ impl Marked {
 
 #[inline(always)]
 fn is_marked<A: Addr>(end: SockAddr<A>, oldest: u32) -> bool {
-    WAYS.find(&cell_row(&end))
+    WAYS.find_here(&cell_row(&end))
         .is_none_or(|cell| counts(cell.read(|cell| cell.first), oldest))
 }
 
@@ -58,12 +58,12 @@ pub(super) fn mark<A: Addr>(key: &FlowKey<A>, flow: &Flow<A>) {
     if key.hook() == Hook::ANCHOR {
         return;
     }
-    let Some(round) = WAYS.find(&ROUND) else {
+    let Some(round) = WAYS.find_here(&ROUND) else {
         return;
     };
     let round = round.read(|round| round.first);
     // Other CPUs read the cell all the time.
-    if let Some(cell) = WAYS.find(&cell_row(&flow.marked_end(key)))
+    if let Some(cell) = WAYS.find_here(&cell_row(&flow.marked_end(key)))
         && cell.read(|cell| cell.first) != round
     {
         part!(cell.first).set_in_order(round);

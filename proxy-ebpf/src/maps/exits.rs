@@ -34,13 +34,13 @@ pub(super) static WAYS: Array<Row> = Array::with_max_entries(ways::ROWS, 0);
 
 #[inline(never)]
 pub fn epoch() -> u32 {
-    WAYS.find(&ways::TOLD)
+    WAYS.find_here(&ways::TOLD)
         .map_or(0, |row| row.read(|row| row.first))
 }
 
 #[inline(never)]
 pub fn opens_until() -> u32 {
-    WAYS.find(&ways::TOLD)
+    WAYS.find_here(&ways::TOLD)
         .map_or(0, |row| row.read(|row| row.second))
 }
 
@@ -93,5 +93,5 @@ fn row<A: Net>(pod: &A) -> Option<([u32; 4], Live<Exit>)> {
     let sum = words
         .iter()
         .fold(0, |sum: u32, word| (sum ^ word).wrapping_mul(MULTIPLIER));
-    Some((words, EXITS.find(&(sum >> (u32::BITS - EXITS_BITS)))?))
+    Some((words, EXITS.find_here(&(sum >> (u32::BITS - EXITS_BITS)))?))
 }

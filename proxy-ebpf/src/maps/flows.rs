@@ -44,9 +44,9 @@ pub type Entry<A> = Live<Flow<A>>;
 ///
 /// The kernel may give a deleted element to another key while we read it. So a value that does not
 /// belong to its key counts as none.
-#[inline(always)]
+#[inline(never)]
 pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
-    let live = A::MAPS.flows.find(key)?;
+    let live = A::MAPS.flows.find_here(key)?;
     live.copy_to(flow);
     (flow.key(key.proto()) == *key).then_some(live)
 }
@@ -61,10 +61,16 @@ pub fn live_flow<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
     A::MAPS.flows.find(key)
 }
 
+/// The same for what most packets take: see [`Find::find_here`].
+#[inline(always)]
+pub fn live_flow_here<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
+    A::MAPS.flows.find_here(key)
+}
+
 /// Returns true if there is an entry at `key`.
 #[inline(always)]
 pub fn is_flow<A: Net>(key: &FlowKey<A>) -> bool {
-    A::MAPS.flows.get_ptr(key).is_some()
+    A::MAPS.flows.find(key).is_some()
 }
 
 /// Returns true if the entry at `key` gives a backend's answers their frontend's address back.
@@ -75,15 +81,15 @@ pub fn is_undnat<A: Net>(key: &FlowKey<A>) -> bool {
 }
 
 /// The opener's entry of `flow`.
-#[inline(always)]
+#[inline(never)]
 pub fn opener<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
-    A::MAPS.flows.find(&flow.opener_key(proto))
+    A::MAPS.flows.find_here(&flow.opener_key(proto))
 }
 
 /// The entry that gives replies of `flow` their frontend's address back.
-#[inline(always)]
+#[inline(never)]
 pub fn undnat<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
-    A::MAPS.flows.find(&flow.undnat_key(proto))
+    A::MAPS.flows.find_here(&flow.undnat_key(proto))
 }
 
 /// The opener's entry of the TCP flow that a live entry belongs to.
@@ -91,7 +97,7 @@ pub fn undnat<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
 pub fn opener_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
     A::MAPS
         .flows
-        .find(&entry.read(|flow| flow.opener_key(Proto::TCP)))
+        .find_here(&entry.read(|flow| flow.opener_key(Proto::TCP)))
 }
 
 /// The reply's entry of the TCP flow that a live entry belongs to: see [`undnat`].
@@ -99,7 +105,7 @@ pub fn opener_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
 pub fn undnat_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
     A::MAPS
         .flows
-        .find(&entry.read(|flow| flow.undnat_key(Proto::TCP)))
+        .find_here(&entry.read(|flow| flow.undnat_key(Proto::TCP)))
 }
 
 impl<A: Net> Entry<A> {

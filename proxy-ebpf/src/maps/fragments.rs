@@ -2,14 +2,14 @@
 
 use proxy_common::fragment::{FragmentKey, Ports};
 
-use super::copied;
+use super::copied_here;
 use crate::net::Net;
 
 #[inline(always)]
 pub fn fragment_ports<A: Net>(key: &FragmentKey<A>) -> Option<Ports> {
     // The copy may have another packet's ports, as two packets with the same identification do: the
     // receiver detects that by the checksum.
-    copied(A::MAPS.fragments, key).or_else(|| copied(A::MAPS.far_fragments, key))
+    copied_here(A::MAPS.fragments, key).or_else(|| copied_here(A::MAPS.far_fragments, key))
 }
 
 /// Stores the ports. Flows with `is_far` clients have a separate table, because any host can fill

@@ -12,7 +12,7 @@ use crate::ring::Ring;
 /// full.
 #[inline(always)]
 pub fn free_place<A: Net>(ring: Ring) -> Option<u32> {
-    let ends = A::MAPS.half_open_ends.find(&ring.0)?;
+    let ends = A::MAPS.half_open_ends.find_here(&ring.0)?;
     let ends = part!(ends.ends);
     let now = ends.copy();
     let free = now.free(ring.places())?;
@@ -25,7 +25,7 @@ pub fn free_place<A: Net>(ring: Ring) -> Option<u32> {
 pub fn is_full<A: Net>(ring: Ring) -> bool {
     A::MAPS
         .half_open_ends
-        .find(&ring.0)
+        .find_here(&ring.0)
         .is_some_and(|ends| part!(ends.ends).copy().free(ring.places()).is_none())
 }
 
@@ -33,7 +33,7 @@ pub fn is_full<A: Net>(ring: Ring) -> bool {
 #[inline(always)]
 pub fn set_place<A: Net>(number: u32, opener: &FlowKey<A>, since_secs: u32) {
     // Without a place, a flow goes with its time.
-    if let Some(place) = A::MAPS.half_open.find(&number) {
+    if let Some(place) = A::MAPS.half_open.find_here(&number) {
         part!(place.opener).set(*opener);
         part!(place.since_secs).set(since_secs);
     }
@@ -52,7 +52,7 @@ pub fn enqueue<A: Net>(ring: Ring, opener: &FlowKey<A>, since_secs: u32) -> bool
 /// Takes the first place out of a ring, and copies it. Returns false if there is none.
 #[inline(always)]
 pub fn dequeue<A: Net>(ring: Ring, to: &mut Place<A>) -> bool {
-    let Some(ends) = A::MAPS.half_open_ends.find(&ring.0) else {
+    let Some(ends) = A::MAPS.half_open_ends.find_here(&ring.0) else {
         return false;
     };
     let ends = part!(ends.ends);
@@ -61,7 +61,7 @@ pub fn dequeue<A: Net>(ring: Ring, to: &mut Place<A>) -> bool {
         return false;
     };
     part!(ends.first).set(now.first(ring.places()).wrapping_add(1));
-    let Some(place) = A::MAPS.half_open.find(&ring.index(oldest)) else {
+    let Some(place) = A::MAPS.half_open.find_here(&ring.index(oldest)) else {
         return false;
     };
     place.copy_to(to);

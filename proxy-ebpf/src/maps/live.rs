@@ -1,6 +1,6 @@
 //! A value where it lives in a map.
 
-use core::ptr::copy_nonoverlapping;
+use core::ptr::{NonNull, copy_nonoverlapping};
 
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 
@@ -9,39 +9,47 @@ use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 /// A copy may therefore have an old half and a new one, and one of two updates may be lost. Every
 /// bit pattern is a valid value in these maps, and each caller says what such a mixture costs.
 #[repr(transparent)]
-pub struct Live<V>(pub(super) *mut V);
+pub struct Live<V>(pub(super) NonNull<V>);
 
 /// A map that finds the memory of a value. The pointers come from the kernel's lookup, and only
 /// this module makes a [`Live`].
 pub trait Find<K, V> {
-    fn find(&self, key: &K) -> Option<Live<V>>;
+    /// Looks the key up where it is called: for what most packets need.
+    fn find_here(&self, key: &K) -> Option<Live<V>>;
+
+    /// Calls one function for all places that look up keys in maps of this type: for each look-up
+    /// in a program the kernel moves all instructions behind it.
+    #[inline(never)]
+    fn find(&self, key: &K) -> Option<Live<V>> {
+        self.find_here(key)
+    }
 }
 
 impl<K, V> Find<K, V> for HashMap<K, V> {
     #[inline(always)]
-    fn find(&self, key: &K) -> Option<Live<V>> {
-        self.get_ptr_mut(key).map(Live)
+    fn find_here(&self, key: &K) -> Option<Live<V>> {
+        self.get_ptr_mut(key).and_then(NonNull::new).map(Live)
     }
 }
 
 impl<K, V> Find<K, V> for LruHashMap<K, V> {
     #[inline(always)]
-    fn find(&self, key: &K) -> Option<Live<V>> {
-        self.get_ptr_mut(key).map(Live)
+    fn find_here(&self, key: &K) -> Option<Live<V>> {
+        self.get_ptr_mut(key).and_then(NonNull::new).map(Live)
     }
 }
 
 impl<V> Find<u32, V> for Array<V> {
     #[inline(always)]
-    fn find(&self, key: &u32) -> Option<Live<V>> {
-        self.get_ptr_mut(*key).map(Live)
+    fn find_here(&self, key: &u32) -> Option<Live<V>> {
+        self.get_ptr_mut(*key).and_then(NonNull::new).map(Live)
     }
 }
 
 impl<V> Find<u32, V> for PerCpuArray<V> {
     #[inline(always)]
-    fn find(&self, key: &u32) -> Option<Live<V>> {
-        self.get_ptr_mut(*key).map(Live)
+    fn find_here(&self, key: &u32) -> Option<Live<V>> {
+        self.get_ptr_mut(*key).and_then(NonNull::new).map(Live)
     }
 }
 
@@ -59,7 +67,7 @@ impl<V: Copy> Live<V> {
     pub fn copy_to(&self, to: &mut V) {
         // SAFETY: both are a whole `V`, and `to` is borrowed alone, so that it is no row of a map,
         // which is never lent so.
-        unsafe { copy_nonoverlapping(self.0, to, 1) };
+        unsafe { copy_nonoverlapping(self.0.as_ptr(), to, 1) };
     }
 
     /// Reads a part of the value, and copies nothing else.
@@ -67,7 +75,7 @@ impl<V: Copy> Live<V> {
     pub fn read<T: Copy>(&self, part: impl FnOnce(&V) -> T) -> T {
         // SAFETY: the memory is a `V` until the program has ended. The reference ends with `part`,
         // which only loads integers: each of them is read whole, even if another CPU writes it.
-        part(unsafe { &*self.0 })
+        part(unsafe { self.0.as_ref() })
     }
 
     #[inline(always)]
@@ -99,7 +107,8 @@ impl<V: Copy, const N: usize> Live<[V; N]> {
     /// Returns an element.
     #[inline(always)]
     pub fn at(&self, index: usize) -> Option<Live<V>> {
-        (index < N).then(|| Live(self.0.cast::<V>().wrapping_add(index)))
+        // SAFETY: the place is within the array.
+        (index < N).then(|| Live(unsafe { self.0.cast::<V>().add(index) }))
     }
 }
 
@@ -108,7 +117,9 @@ macro_rules! part {
     ($live:ident.$($field:ident).+) => {
         // SAFETY: the kernel found this memory for the whole value, and the place is a field of it.
         // No reference is made.
-        $crate::maps::live::Live(unsafe { &raw mut (*$live.0).$($field).+ })
+        $crate::maps::live::Live(unsafe {
+            core::ptr::NonNull::new_unchecked(&raw mut (*$live.0.as_ptr()).$($field).+)
+        })
     };
 }
 pub(super) use part;

@@ -96,10 +96,26 @@ impl<'run> Memory<'run> {
     /// Borrows the scratch, and leaves the right to the decision.
     #[inline(always)]
     pub fn scratch<A: Net>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
-        let room = room::<A>()?;
+        let rooms = ROOM.find(&0)?;
+        Some(self.scratch_in(rooms))
+    }
+
+    /// The same for what most packets take: see [`Find::find_here`].
+    #[inline(always)]
+    pub fn scratch_here<A: Net>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
+        let rooms = ROOM.find_here(&0)?;
+        Some(self.scratch_in(rooms))
+    }
+
+    #[inline(always)]
+    fn scratch_in<A: Net>(
+        self,
+        rooms: Live<Rooms>,
+    ) -> (&'run mut Scratch<A>, DecisionMemory<'run>) {
+        let room = A::room(rooms.0.as_ptr());
         // SAFETY: the slot is this CPU's own, and `self` is used up: no other code has the right to
         // borrow this part of it during `'run`.
-        Some((unsafe { &mut (*room).scratch }, self.decision()))
+        (unsafe { &mut (*room).scratch }, self.decision())
     }
 
     #[inline(always)]
@@ -119,17 +135,16 @@ impl<'run> DecisionMemory<'run> {
     /// Borrows the room for what is decided of the packet at hand.
     #[inline(always)]
     pub fn get<A: Net>(self) -> Option<&'run mut Decision<A>> {
-        let Live(decision) = A::MAPS.decisions.find(&0)?;
+        let Live(mut decision) = A::MAPS.decisions.find(&0)?;
         // SAFETY: the slot is this CPU's own, and `self` is used up, the one right to borrow it
         // during `'run`.
-        Some(unsafe { &mut *decision })
+        Some(unsafe { decision.as_mut() })
     }
 }
 
 #[inline(always)]
 fn room<A: Net>() -> Option<*mut Room<A>> {
-    let Live(rooms) = ROOM.find(&0)?;
-    Some(A::room(rooms))
+    Some(A::room(ROOM.find(&0)?.0.as_ptr()))
 }
 
 /// Reads a value of the hook's own again from where it lies, so that the verifier takes it for any.

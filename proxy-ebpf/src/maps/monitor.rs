@@ -13,7 +13,7 @@ use crate::net::Net;
 use crate::packet::Packet;
 
 /// Returns true while an operator watches.
-#[inline(always)]
+#[inline(never)]
 pub fn is_watched() -> bool {
     WATCHED.get(0).is_some_and(|per_second| *per_second != 0)
 }
@@ -28,7 +28,9 @@ pub fn monitor<A: Net>(
     flow: Option<&Flow<A>>,
     decision: DecisionMemory,
 ) {
-    let Some(cpu) = CPUS.find(&0) else { return };
+    let Some(cpu) = CPUS.find_here(&0) else {
+        return;
+    };
     let Some(decision) = decision.get::<A>() else {
         return;
     };

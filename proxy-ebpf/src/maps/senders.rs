@@ -82,5 +82,5 @@ fn row<A: Net>(src: &A, dst: &A) -> Option<Live<Sender>> {
     let dst = dst.words();
     let add = |sum: u32, word: u32| (sum ^ word).wrapping_mul(MULTIPLIER);
     let sum = words::<A>().fold(0, |sum, word| add(add(sum, src[word]), dst[word]));
-    SENDERS.find(&(sum >> (u32::BITS - SENDERS_BITS)))
+    SENDERS.find_here(&(sum >> (u32::BITS - SENDERS_BITS)))
 }

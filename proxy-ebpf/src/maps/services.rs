@@ -44,17 +44,17 @@ pub fn service_closed<A: Net>(service: &FrontendKey<A>, sent: &Passed, returned:
 
 /// Returns the counters of a service port, which it creates if missing. `None` without a service
 /// port, or without room: then nothing is counted.
-#[inline(always)]
+#[inline(never)]
 fn counts<A: Net>(service: &FrontendKey<A>) -> Option<Live<ServiceCounts>> {
     let map = A::MAPS.service_counts;
-    if let Some(counts) = map.find(service) {
+    if let Some(counts) = map.find_here(service) {
         return Some(counts);
     }
     if service.addr.is_unspecified() {
         return None;
     }
     let _first = map.insert(service, NOTHING, u64::from(BPF_NOEXIST));
-    map.find(service)
+    map.find_here(service)
 }
 
 /// Adds without a lock, which the compiler does not offer here: if two CPUs add at the same

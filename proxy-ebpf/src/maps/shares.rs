@@ -7,7 +7,7 @@ use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::frontend::{FrontendKey, Namespace};
 use proxy_common::share::{self, Share};
 
-use super::{Find, copied};
+use super::{Find, Live};
 use crate::net::Net;
 use crate::setting::FLOW_ROOM;
 
@@ -18,51 +18,53 @@ pub fn share<A: Net>(client: &A, service: &FrontendKey<A>, share: Share) -> bool
     if share == Share::Hold(0) {
         return true;
     }
-    let Some(lasting) = A::MAPS.lasting.find(&0) else {
+    let Some(lasting) = A::MAPS.lasting.find_here(&0) else {
         return true;
     };
     if share == Share::Ask && share::is_ample(lasting.copy(), FLOW_ROOM.get()) {
         return true;
     }
     let namespace = super::frontend(service).map_or(Namespace::NONE, |row| row.namespace);
-    if let Share::Release(entries) = share {
-        lasting.update(|count| count.saturating_sub(entries));
-        release(client, entries);
-        if !namespace.is_none() {
-            release(&A::of_namespace(namespace), entries);
+    let group = A::of_namespace(namespace);
+    let of_client = A::MAPS.clients.find_here(client);
+    let of_group = if namespace.is_none() {
+        None
+    } else {
+        A::MAPS.clients.find_here(&group)
+    };
+    match share {
+        Share::Release(entries) => {
+            lasting.update(|count| count.saturating_sub(entries));
+            release(of_client, entries);
+            release(of_group, entries);
         }
-        return true;
-    }
-    if !may_hold(lasting.copy(), client, namespace) {
-        return false;
-    }
-    if let Share::Hold(entries) = share {
-        lasting.update(|count| count.wrapping_add(entries));
-        hold(client, entries);
-        if !namespace.is_none() {
-            hold(&A::of_namespace(namespace), entries);
+        _ if !may_hold(lasting.copy(), &of_client, &of_group) => return false,
+        Share::Hold(entries) => {
+            lasting.update(|count| count.wrapping_add(entries));
+            hold(client, of_client, entries);
+            if !namespace.is_none() {
+                hold(&group, of_group, entries);
+            }
         }
+        Share::Ask => {}
     }
     true
 }
 
+/// Returns true if neither a client nor a namespace has used up its share; none of either holds
+/// nothing.
 #[inline(always)]
-fn may_hold<A: Net>(lasting: u32, client: &A, namespace: Namespace) -> bool {
+fn may_hold(lasting: u32, of_client: &Option<Live<u32>>, of_group: &Option<Live<u32>>) -> bool {
     let room = FLOW_ROOM.get();
-    if share::is_ample(lasting, room) {
-        return true;
-    }
-    let held = |holder: &A| copied(A::MAPS.clients, holder).unwrap_or(0);
-    if share::is_used_up(held(client), lasting, room) {
-        return false;
-    }
-    namespace.is_none()
-        || !share::is_used_up_by_namespace(held(&A::of_namespace(namespace)), lasting, room)
+    let held = |row: &Option<Live<u32>>| row.as_ref().map_or(0, Live::copy);
+    share::is_ample(lasting, room)
+        || !share::is_used_up(held(of_client), lasting, room)
+            && !share::is_used_up_by_namespace(held(of_group), lasting, room)
 }
 
 #[inline(always)]
-fn hold<A: Net>(holder: &A, entries: u32) {
-    match A::MAPS.clients.find(holder) {
+fn hold<A: Net>(holder: &A, row: Option<Live<u32>>, entries: u32) {
+    match row {
         Some(held) => drop(held.update(|count| count.wrapping_add(entries))),
         // Refused or beaten, the count is low until the next sweep.
         None => drop(
@@ -74,8 +76,8 @@ fn hold<A: Net>(holder: &A, entries: u32) {
 }
 
 #[inline(always)]
-fn release<A: Net>(holder: &A, entries: u32) {
-    if let Some(held) = A::MAPS.clients.find(holder) {
+fn release(row: Option<Live<u32>>, entries: u32) {
+    if let Some(held) = row {
         held.update(|count| count.saturating_sub(entries));
     }
 }

@@ -8,7 +8,7 @@ use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::maps::NO_PREALLOC;
 use proxy_common::socket::{Dialled, LED, PODS_MAX, Socket, SocketKey};
 
-use super::copied;
+use super::copied_here;
 use crate::net::Net;
 
 #[btf_map]
@@ -22,14 +22,14 @@ static SOCKET_PODS: HashMap<u64, u32> = HashMap::with_max_entries(PODS_MAX, NO_P
 /// Returns true if this is the cgroup of a pod with socket load balancing.
 #[inline(always)]
 pub fn is_led(cgroup: u64) -> bool {
-    copied(&SOCKET_PODS, &cgroup) == Some(LED)
+    copied_here(&SOCKET_PODS, &cgroup) == Some(LED)
 }
 
 #[inline(always)]
 pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {
     // If the table is full, the kernel may reuse an element during the copy. A socket then gets the
     // peer of another socket.
-    copied(A::MAPS.udp_sockets, key)
+    copied_here(A::MAPS.udp_sockets, key)
 }
 
 /// Returns false if there is no room.

@@ -94,7 +94,7 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
     } else {
         None
     };
-    let (Some(exit), Some((scratch, _))) = (exit, memory.lend().scratch::<A>()) else {
+    let (Some(exit), Some((scratch, _))) = (exit, memory.lend().scratch_here::<A>()) else {
         return Outcome::NOT_ESTABLISHED;
     };
     scratch.becomes.plan = is_change.into();
@@ -133,12 +133,12 @@ fn find_entry<A: Forward>(
     begins_or_ends: bool,
 ) -> Found<A> {
     if !marked.is_answer_to_client(head.dst.port.get())
-        && let Some(entry) = maps::live_flow(key)
+        && let Some(entry) = maps::live_flow_here(key)
     {
         return Found::There(entry);
     }
     key.set_hook(Hook::EGRESS);
-    let reply = maps::live_flow(key);
+    let reply = maps::live_flow_here(key);
     // Conntrack believes any end of a connection that it tolerates, in either direction. The source
     // of such a client has a mark.
     let may_end_another = || {
