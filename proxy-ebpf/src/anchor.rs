@@ -9,8 +9,9 @@ use crate::established::{self, Head};
 use crate::maps::{self, Memory};
 use crate::net::Net;
 use crate::outcome::Outcome;
+use crate::packet::Reading;
 use crate::redirect::Forward;
-use crate::skb::{LinkHeader, PacketMark, Skb};
+use crate::skb::{PacketMark, Skb};
 use crate::{Action, host, redirect, state_change, tcp};
 
 /// Sends a packet of an open flow straight to its pod's device, by the link that the first packet
@@ -66,10 +67,7 @@ fn is_within<A: Net>(skb: Skb, head: &Head<A>, mtu: u32) -> bool {
 
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
-    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
-    scratch
-        .packet
-        .parse(skb, LinkHeader::Ethernet, Hook::ANCHOR)?;
+    A::parse(skb, Hook::ANCHOR, Reading::ETHERNET, memory.lend())?;
     match host::send::<A>(skb, 0, memory.lend()) {
         Err(Reason::NoFlow) if skb.came_in() && is_met_at_ingress::<A>(memory) => {
             Err(Reason::Unhooked)

@@ -50,14 +50,12 @@ pub fn run<'run, A: Net>(
     objection: impl FnOnce(&Packet<A>) -> Option<Reason>,
 ) -> Result<(&'run mut Scratch<A>, &'run Decision<A>), Reason> {
     let (scratch, decision) = borrow::<A>(memory.lend())?;
-    let Scratch {
-        packet, service, ..
-    } = scratch;
-    packet.decided = true;
+    scratch.packet.decided = true;
     decision.origin = origin;
-    let found = find(packet, node, service, decision);
+    let found = A::find_frontend(memory.lend());
+    let (scratch, _) = borrow::<A>(memory.lend())?;
     if found != Err(Reason::NotOurs)
-        && let Some(reason) = objection(packet)
+        && let Some(reason) = objection(&scratch.packet)
     {
         return Err(reason);
     }
@@ -80,6 +78,14 @@ fn borrow<'run, A: Net>(
 ) -> Result<(&'run mut Scratch<A>, &'run mut Decision<A>), Reason> {
     let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     Ok((scratch, decision.get().ok_or(Reason::FlowsFull)?))
+}
+
+/// Does what [`find`] says, for the packet and the decision of the hook.
+#[inline(always)]
+pub fn find_frontend<A: Net>(memory: Memory) -> Result<(), Reason> {
+    let node = maps::node().ok_or(Reason::NoNodeAddress)?;
+    let (scratch, decision) = borrow::<A>(memory)?;
+    find(&scratch.packet, node, &mut scratch.service, decision)
 }
 
 /// Chooses a backend for the packet out of the decision's set, which has slots.
@@ -114,7 +120,7 @@ pub fn remember<A: Net>(scratch: &Scratch<A>, decision: DecisionMemory) {
 }
 
 /// Finds out what is dialled, whether it serves this client, and from which set.
-#[inline(never)]
+#[inline(always)]
 pub fn find<A: Net>(
     dial: &impl Dial<A>,
     node: &Node,

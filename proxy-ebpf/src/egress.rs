@@ -5,6 +5,7 @@ use proxy_common::flow::{EntryKind, Hook};
 
 use crate::maps::{Memory, Scratch};
 use crate::net::Net;
+use crate::packet::Reading;
 use crate::skb::{LinkHeader, Skb};
 use crate::{Action, flow, foreign_nat, maps};
 
@@ -12,11 +13,10 @@ use crate::{Action, flow, foreign_nat, maps};
 pub fn run<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {
     let noted = skb.packet_mark();
     skb.clear_packet_mark();
-    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
-    scratch.packet.parse(skb, link, Hook::EGRESS)?;
-    let mark = skb.weigh(noted, scratch.packet.is_fragment());
+    A::parse(skb, Hook::EGRESS, Reading::behind(link), memory.lend())?;
+    let mark = skb.weigh(noted, skb.found().is_fragment());
     if mark.port_shows() {
-        foreign_nat::learn(scratch);
+        foreign_nat::learn::<A>(memory.lend());
     }
     if mark.is_done() || mark.port_shows() {
         skb.settle_packet_mark();

@@ -85,8 +85,7 @@ fn is_low(port: u16) -> bool {
 /// with another port.
 #[inline(always)]
 pub fn meet<A: Net>(mut memory: Memory) -> Result<bool, Reason> {
-    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
-    if remember(&scratch.packet, false) && is_taken(scratch) {
+    if A::remember_foreign_nat(false, memory.lend()) && is_taken::<A>(memory.lend()) {
         open::flow::<A>(memory.lend())?;
         let (scratch, _) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
         // Its replies come in with another tuple now.
@@ -101,16 +100,22 @@ pub fn meet<A: Net>(mut memory: Memory) -> Result<bool, Reason> {
 /// masqueraded it. It keeps its port, because TCP's packets in the middle of a connection pass no
 /// look-up. A flow that has the tuple makes way if it is half-open and silent.
 #[inline(always)]
-pub fn learn<A: Net>(scratch: &mut Scratch<A>) {
-    if remember(&scratch.packet, true) && is_taken(scratch) {
+pub fn learn<A: Net>(mut memory: Memory) {
+    if A::remember_foreign_nat(true, memory.lend())
+        && is_taken::<A>(memory.lend())
+        && let Some((scratch, _)) = memory.scratch::<A>()
+    {
         open::end_if_silent(&scratch.other, scratch.packet.proto);
     }
 }
 
 /// Remembers a connection of another program's. Returns true if the packet opens it, as far as is
 /// known.
-#[inline(never)]
-fn remember<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> bool {
+#[inline(always)]
+pub fn remember<A: Net>(is_seen_alone: bool, memory: Memory) -> bool {
+    let Some((Scratch { packet, .. }, _)) = memory.scratch::<A>() else {
+        return false;
+    };
     if !counts(&packet.src, packet.proto, packet.signals()) {
         return false;
     }
@@ -151,7 +156,10 @@ fn summary<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> foreign_nat::Pack
 /// Returns true if a flow that lives takes the replies to this packet. Then what was decided of the
 /// packet is in `scratch.opening`.
 #[inline(never)]
-fn is_taken<A: Net>(scratch: &mut Scratch<A>) -> bool {
+fn is_taken<A: Net>(memory: Memory) -> bool {
+    let Some((scratch, _)) = memory.scratch::<A>() else {
+        return false;
+    };
     let Scratch {
         packet,
         other,

@@ -14,13 +14,15 @@ use proxy_common::flow::{FlowKey, Hook};
 use proxy_common::hook::HookId;
 use proxy_common::share::PortAndShare;
 
+use crate::clock::now_secs;
 use crate::maps::{Memory, Moment, Scratch};
 use crate::net::{self, At, Net};
 use crate::open::Draw;
 use crate::outcome::Outcome;
+use crate::packet::{self, Reading};
 use crate::ring::Ring;
 use crate::skb::{PacketMark, Skb};
-use crate::{decide, extension, flow, fragment, ipv6, maps, open, redirect, slow};
+use crate::{decide, extension, flow, foreign_nat, fragment, ipv6, maps, open, redirect, slow};
 
 /// Stands for "no place": every ring is shorter.
 pub const NO_PLACE: u32 = u32::MAX;
@@ -40,6 +42,17 @@ macro_rules! global_functions {
 }
 
 global_functions! {
+    /// Calls [`maps::in_this_tick`] with the clock.
+    fn kpx_about_now() -> u32 {
+        maps::in_this_tick(now_secs)
+    }
+
+    /// Calls [`maps::count_at`]; 0.
+    fn kpx_count(index: u32) -> u32 {
+        maps::count_at(index);
+        0
+    }
+
     /// Calls [`crc32c::updated`].
     fn kpx_crc32c(crc: u32, diff: u32, len: u32) -> u32 {
         crc32c::updated(crc, diff, len as u16)
@@ -217,6 +230,23 @@ global_functions! {
         Outcome::of_number(is_known.map(i32::from)).0
     }
 
+    /// Calls [`packet::parse`] at this hook, with [`Reading`](packet::Reading). Returns 0 or a reason.
+    fn kpx_parse4(skb: *mut __sk_buff, hook: u32, reading: u32) -> i32 {
+        let parsed = packet::parse::<Addr4>(Skb::from_ptr(skb), Hook(hook as u8), Reading(reading), memory());
+        Outcome::of_number(parsed.map(|()| 0)).0
+    }
+
+    /// Calls [`foreign_nat::remember`], of a packet that is seen alone unless `is_seen_alone` is 0; 0 if
+    /// it opens nothing.
+    fn kpx_foreign4(is_seen_alone: u32) -> u32 {
+        foreign_nat::remember::<Addr4>(is_seen_alone != 0, memory()).into()
+    }
+
+    /// Calls [`decide::find_frontend`]. Returns 0 or a reason.
+    fn kpx_find4() -> i32 {
+        Outcome::of_number(decide::find_frontend::<Addr4>(memory()).map(|()| 0)).0
+    }
+
     /// Calls [`decide::select_backend`]. Returns 0 or a reason.
     fn kpx_select4() -> i32 {
         Outcome::of_number(decide::select_backend::<Addr4>(memory()).map(|()| 0)).0
@@ -294,6 +324,23 @@ global_functions! {
     fn kpx_follow6(skb: *mut __sk_buff, hook: u32, mark: u32) -> i32 {
         let is_known = flow::learn::<Addr6>(Skb::from_ptr(skb), Hook(hook as u8), PacketMark(mark), memory());
         Outcome::of_number(is_known.map(i32::from)).0
+    }
+
+    /// Calls [`packet::parse`] at this hook, with [`Reading`](packet::Reading). Returns 0 or a reason.
+    fn kpx_parse6(skb: *mut __sk_buff, hook: u32, reading: u32) -> i32 {
+        let parsed = packet::parse::<Addr6>(Skb::from_ptr(skb), Hook(hook as u8), Reading(reading), memory());
+        Outcome::of_number(parsed.map(|()| 0)).0
+    }
+
+    /// Calls [`foreign_nat::remember`], of a packet that is seen alone unless `is_seen_alone` is 0; 0 if
+    /// it opens nothing.
+    fn kpx_foreign6(is_seen_alone: u32) -> u32 {
+        foreign_nat::remember::<Addr6>(is_seen_alone != 0, memory()).into()
+    }
+
+    /// Calls [`decide::find_frontend`]. Returns 0 or a reason.
+    fn kpx_find6() -> i32 {
+        Outcome::of_number(decide::find_frontend::<Addr6>(memory()).map(|()| 0)).0
     }
 
     /// Calls [`decide::select_backend`]. Returns 0 or a reason.

@@ -13,7 +13,7 @@ use crate::net::{At, Net, NextHop, is_spoofed, route_and_source};
 use crate::open;
 use crate::opening::{Opening, Source, Way};
 use crate::outcome::Outcome;
-use crate::packet::Packet;
+use crate::packet::{Packet, Reading};
 use crate::redirect::{self, Forward};
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, flow, foreign_nat, host, maps, monitor};
@@ -139,8 +139,8 @@ pub fn is_hidden_by_tags(skb: Skb) -> bool {
 /// Reads the packet, and finds its flow.
 #[inline(always)]
 fn look_up<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<bool, Reason> {
-    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
-    if let Err(reason) = scratch.packet.parse(skb, link, Hook::INGRESS) {
+    let parsed = A::parse(skb, Hook::INGRESS, Reading::behind(link), memory.lend());
+    if let Err(reason) = parsed {
         return Err(if A::is_hidden_and_spoofed(skb, link) {
             Reason::Spoofed
         } else {

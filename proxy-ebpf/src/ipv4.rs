@@ -15,6 +15,7 @@ use crate::maps::{Memory, Moment};
 use crate::net::{self, At, FragmentPart, Header, Net, fold, sum};
 use crate::open::{Claim, Draw};
 use crate::outcome::Outcome;
+use crate::packet::Reading;
 use crate::ring::Ring;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, global_fn};
@@ -267,6 +268,23 @@ impl Net for Addr4 {
             hook.id().0.into(),
             outcome.0,
         ))
+    }
+
+    #[inline(always)]
+    fn parse(skb: Skb, hook: Hook, Reading(reading): Reading, _: Memory) -> Result<(), Reason> {
+        Outcome(global_fn::kpx_parse4(skb.as_ptr(), hook.0.into(), reading))
+            .number()
+            .map(drop)
+    }
+
+    #[inline(always)]
+    fn remember_foreign_nat(is_seen_alone: bool, _: Memory) -> bool {
+        global_fn::kpx_foreign4(is_seen_alone.into()) != 0
+    }
+
+    #[inline(always)]
+    fn find_frontend(_: Memory) -> Result<(), Reason> {
+        Outcome(global_fn::kpx_find4()).number().map(drop)
     }
 
     #[inline(always)]

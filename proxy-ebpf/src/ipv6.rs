@@ -15,6 +15,7 @@ use crate::maps::{Memory, Moment, again};
 use crate::net::{self, At, FragmentPart, Header, Net, diff, sum};
 use crate::open::{Claim, Draw};
 use crate::outcome::Outcome;
+use crate::packet::Reading;
 use crate::ring::Ring;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::{Action, global_fn, redirect};
@@ -307,6 +308,23 @@ impl Net for Addr6 {
             hook.id().0.into(),
             outcome.0,
         ))
+    }
+
+    #[inline(always)]
+    fn parse(skb: Skb, hook: Hook, Reading(reading): Reading, _: Memory) -> Result<(), Reason> {
+        Outcome(global_fn::kpx_parse6(skb.as_ptr(), hook.0.into(), reading))
+            .number()
+            .map(drop)
+    }
+
+    #[inline(always)]
+    fn remember_foreign_nat(is_seen_alone: bool, _: Memory) -> bool {
+        global_fn::kpx_foreign6(is_seen_alone.into()) != 0
+    }
+
+    #[inline(always)]
+    fn find_frontend(_: Memory) -> Result<(), Reason> {
+        Outcome(global_fn::kpx_find6()).number().map(drop)
     }
 
     #[inline(always)]

@@ -10,6 +10,7 @@ use proxy_common::flow::{Flow, Hook};
 
 use crate::maps::{self, Memory};
 use crate::net::Net;
+use crate::packet::Reading;
 use crate::redirect::Forward;
 use crate::skb::Skb;
 use crate::{Action, flow, host};
@@ -18,8 +19,8 @@ use crate::{Action, flow, host};
 pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
     let mark = skb.packet_mark();
     skb.clear_packet_mark();
+    A::parse(skb, Hook::EGRESS, Reading::WITHIN_HOST, memory.lend())?;
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
-    scratch.packet.parse_within_host(skb, Hook::EGRESS)?;
     if is_of_no_service(&scratch.packet.dst.addr) {
         return Err(Reason::NotUnicast);
     }

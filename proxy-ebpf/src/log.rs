@@ -19,10 +19,11 @@ pub fn packet<A: Net>(skb: Skb, link: LinkHeader, outcome: i32, memory: Memory) 
     let Some((scratch, _)) = memory.scratch::<A>() else {
         return;
     };
-    let Ok(()) = scratch
-        .packet
-        .parse(skb, link, proxy_common::flow::Hook::INGRESS)
-    else {
+    let Ok(()) = scratch.packet.parse(
+        skb,
+        proxy_common::flow::Hook::INGRESS,
+        crate::packet::Reading::behind(link),
+    ) else {
         aya_log_ebpf::debug!(&ctx, "device {}: outcome {}", skb.ifindex(), outcome);
         return;
     };

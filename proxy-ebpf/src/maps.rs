@@ -32,6 +32,7 @@ use proxy_common::policy::Decision;
 use proxy_common::service_counts::ServiceCounts;
 use proxy_common::socket::{Socket, SocketKey};
 
+use crate::global_fn;
 use crate::net::Net;
 use crate::skb::Skb;
 
@@ -349,11 +350,11 @@ pub fn node() -> Option<&'static Node> {
 /// between read and write, one of the two counts is lost.
 #[inline(always)]
 pub fn count(counter: impl Into<Counter>) {
-    count_at(counter.into().index());
+    global_fn::kpx_count(counter.into().index());
 }
 
-#[inline(never)]
-fn count_at(index: u32) {
+#[inline(always)]
+pub fn count_at(index: u32) {
     if let Some(value) = COUNTERS.find_here(&index) {
         value.update(|count| count.wrapping_add(1));
     }

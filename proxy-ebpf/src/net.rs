@@ -24,6 +24,7 @@ use crate::established::Head;
 use crate::maps::{self, Maps, Memory, Moment};
 use crate::open::{Claim, Draw};
 use crate::outcome::Outcome;
+use crate::packet::Reading;
 use crate::ring::Ring;
 use crate::setting::ZERO;
 use crate::skb::{LinkHeader, PacketMark, Skb};
@@ -134,6 +135,12 @@ pub trait Net: Addr + Maps {
 
     /// Calls [`flow::learn`](crate::flow::learn).
     fn follow(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome;
+    /// Calls [`packet::parse`](crate::packet::parse).
+    fn parse(skb: Skb, hook: Hook, reading: Reading, memory: Memory) -> Result<(), Reason>;
+    /// Calls [`foreign_nat::remember`](crate::foreign_nat::remember).
+    fn remember_foreign_nat(is_seen_alone: bool, memory: Memory) -> bool;
+    /// Calls [`decide::find_frontend`](crate::decide::find_frontend).
+    fn find_frontend(memory: Memory) -> Result<(), Reason>;
     /// Calls [`decide::select_backend`](crate::decide::select_backend).
     fn select_backend(memory: Memory) -> Result<(), Reason>;
     /// Calls [`open::claim_entries`](crate::open::claim_entries).
@@ -171,7 +178,7 @@ pub trait Net: Addr + Maps {
     #[inline(always)]
     fn header(skb: Skb, link: LinkHeader) -> Result<Header<Self>, Reason> {
         let header = Self::whole_header(skb, link)?;
-        if !are_fit::<Self, false>(&header.src, &header.dst) {
+        if !are_fit(&header.src, &header.dst, false) {
             return Err(Reason::NotUnicast);
         }
         Ok(header)
@@ -191,11 +198,11 @@ pub trait Net: Addr + Maps {
 /// Returns true if both addresses are unicast. Packets `WITHIN_HOST` may also go to a loopback
 /// address, from a loopback or unicast address.
 #[inline(always)]
-pub fn are_fit<A: Net, const WITHIN_HOST: bool>(src: &A, dst: &A) -> bool {
+pub fn are_fit<A: Net>(src: &A, dst: &A, within_host: bool) -> bool {
     if src.is_unicast() && dst.is_unicast() {
         return true;
     }
-    WITHIN_HOST && dst.is_loopback() && (src.is_loopback() || src.is_unicast())
+    within_host && dst.is_loopback() && (src.is_loopback() || src.is_unicast())
 }
 
 /// Looks up the next hop of a packet from `src` to `dst` that came in through this device.

@@ -8,7 +8,7 @@ use proxy_common::counter::Reason;
 use proxy_common::flow::{Acked, FlowKey, Hook, Seen, Signals};
 
 use crate::established::Head;
-use crate::maps;
+use crate::maps::{self, Memory};
 use crate::net::{FragmentPart, Header, Net, are_fit};
 use crate::sctp;
 use crate::skb::{ETH_LEN, LinkHeader, Skb};
@@ -93,6 +93,11 @@ pub const UDP_LEN: u32 = size_of::<UdpHeader>() as u32;
 
 impl Found {
     #[inline(always)]
+    pub fn is_fragment(&self) -> bool {
+        self.marks & (FIRST | LATER) != 0
+    }
+
+    #[inline(always)]
     pub fn link(&self) -> LinkHeader {
         if self.marks & HEADERLESS == 0 {
             LinkHeader::Ethernet
@@ -114,26 +119,48 @@ impl Found {
     }
 }
 
-impl<A: Net> Packet<A> {
-    /// Reads a packet as it is at `hook`.
-    #[inline(never)]
-    pub fn parse(&mut self, skb: Skb, link: LinkHeader, hook: Hook) -> Result<(), Reason> {
-        self.take::<false>(skb, link, hook)
-    }
+/// The kind of packet to read, in a register.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Reading(pub u32);
 
-    /// Reads a packet that the host sends to itself, possibly to a loopback address.
-    #[inline(never)]
-    pub fn parse_within_host(&mut self, skb: Skb, hook: Hook) -> Result<(), Reason> {
-        self.take::<true>(skb, LinkHeader::Ethernet, hook)
+impl Reading {
+    pub const ETHERNET: Self = Self(0);
+    /// The packet starts with its IP header.
+    const HEADERLESS: Self = Self(1);
+    /// The packet is one of the host's to itself, which may go to a loopback address.
+    pub const WITHIN_HOST: Self = Self(2);
+
+    #[inline(always)]
+    pub fn behind(link: LinkHeader) -> Self {
+        match link {
+            LinkHeader::Ethernet => Self::ETHERNET,
+            LinkHeader::None => Self::HEADERLESS,
+        }
     }
 
     #[inline(always)]
-    fn take<const WITHIN_HOST: bool>(
-        &mut self,
-        skb: Skb,
-        link: LinkHeader,
-        hook: Hook,
-    ) -> Result<(), Reason> {
+    fn link(self) -> LinkHeader {
+        if self == Self::HEADERLESS {
+            LinkHeader::None
+        } else {
+            LinkHeader::Ethernet
+        }
+    }
+}
+
+/// Reads a packet as it is at `hook`, into the scratch.
+#[inline(always)]
+pub fn parse<A: Net>(skb: Skb, hook: Hook, reading: Reading, memory: Memory) -> Result<(), Reason> {
+    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    scratch.packet.parse(skb, hook, reading)
+}
+
+impl<A: Net> Packet<A> {
+    #[inline(always)]
+    pub fn parse(&mut self, skb: Skb, hook: Hook, reading: Reading) -> Result<(), Reason> {
+        let link = reading.link();
+        let within_host = reading == Reading::WITHIN_HOST;
         // The memory still holds the previous packet.
         self.proto = Proto::ANY;
         self.decided = false;
@@ -148,7 +175,7 @@ impl<A: Net> Packet<A> {
             None
         };
         let (src, dst) = match peeked {
-            Some(head) if !are_fit::<A, WITHIN_HOST>(&head.src.addr, &head.dst.addr) => {
+            Some(head) if !are_fit(&head.src.addr, &head.dst.addr, within_host) => {
                 return Err(Reason::NotUnicast);
             }
             Some(head) => {
@@ -158,7 +185,7 @@ impl<A: Net> Packet<A> {
                 (head.src.addr, head.dst.addr)
             }
             None => {
-                let (src, dst, numbers) = read::<A, WITHIN_HOST>(skb, link, hook)?;
+                let (src, dst, numbers) = read::<A>(skb, link, hook, within_host)?;
                 self.numbers = numbers;
                 (src, dst)
             }
@@ -311,13 +338,14 @@ fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
 /// Reads the headers of any packet. Returns the addresses and TCP's numbers, and stores the other
 /// fields in the control block.
 #[inline(always)]
-fn read<A: Net, const WITHIN_HOST: bool>(
+fn read<A: Net>(
     skb: Skb,
     link: LinkHeader,
     hook: Hook,
+    within_host: bool,
 ) -> Result<(A, A, Numbers), Reason> {
     let header = A::whole_header(skb, link)?;
-    if !are_fit::<A, WITHIN_HOST>(&header.src, &header.dst) {
+    if !are_fit(&header.src, &header.dst, within_host) {
         return Err(Reason::NotUnicast);
     }
     let mut found = Found {

@@ -181,6 +181,17 @@ impl<A: Net> Dial<A> for Dialling<A> {
     }
 }
 
+/// Calls [`decide::find`]. A separate function, so that its keys leave the stack afterwards.
+#[inline(never)]
+fn find<A: Family>(
+    dialling: &Dialling<A>,
+    node: &Node,
+    service: &mut Service,
+    decision: &mut Decision<A>,
+) -> Result<(), Reason> {
+    decide::find(dialling, node, service, decision)
+}
+
 /// Replaces the frontend in `at` by a backend.
 #[inline(never)]
 fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>) -> DialResult {
@@ -212,7 +223,7 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
         flags: 0,
         backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
     };
-    if let Err(reason) = decide::find(&dialling, node, &mut service, &mut decision) {
+    if let Err(reason) = find(&dialling, node, &mut service, &mut decision) {
         if reason == Reason::NotOurs && call == Call::Connect {
             // The socket may have had this address as a Service's backend before, and now dials it
             // directly.

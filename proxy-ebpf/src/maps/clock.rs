@@ -4,7 +4,7 @@ use aya_ebpf::helpers::generated::bpf_jiffies64;
 
 use super::live::part;
 use super::{CPUS, Find};
-use crate::clock::now_secs;
+use crate::global_fn;
 
 /// The time in seconds as `ask` tells it, asked once in each tick of the kernel's.
 #[inline(always)]
@@ -26,7 +26,7 @@ pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
 
 /// Seconds since boot, late by a tick of the kernel's at the most, and cheaper: for what is asked
 /// of every packet.
-#[inline(never)]
+#[inline(always)]
 pub fn about_now_secs() -> u32 {
-    in_this_tick(now_secs)
+    global_fn::kpx_about_now()
 }
