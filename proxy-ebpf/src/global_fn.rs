@@ -47,7 +47,7 @@ global_functions! {
         maps::in_this_tick(now_secs)
     }
 
-    /// Calls [`maps::count_at`]; 0.
+    /// Calls [`maps::count_at`]. Returns 0.
     fn kpx_count(index: u32) -> u32 {
         maps::count_at(index);
         0
@@ -236,8 +236,8 @@ global_functions! {
         Outcome::of_number(parsed.map(|()| 0)).0
     }
 
-    /// Calls [`foreign_nat::remember`], of a packet that is seen alone unless `is_seen_alone` is 0; 0 if
-    /// it opens nothing.
+    /// Calls [`foreign_nat::remember`] with `is_seen_alone` unless it is 0. Returns 0 if the packet
+    /// opens no connection.
     fn kpx_foreign4(is_seen_alone: u32) -> u32 {
         foreign_nat::remember::<Addr4>(is_seen_alone != 0, memory()).into()
     }
@@ -332,8 +332,8 @@ global_functions! {
         Outcome::of_number(parsed.map(|()| 0)).0
     }
 
-    /// Calls [`foreign_nat::remember`], of a packet that is seen alone unless `is_seen_alone` is 0; 0 if
-    /// it opens nothing.
+    /// Calls [`foreign_nat::remember`] with `is_seen_alone` unless it is 0. Returns 0 if the packet
+    /// opens no connection.
     fn kpx_foreign6(is_seen_alone: u32) -> u32 {
         foreign_nat::remember::<Addr6>(is_seen_alone != 0, memory()).into()
     }

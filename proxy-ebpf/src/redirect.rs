@@ -136,8 +136,8 @@ pub fn error<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> 
 }
 
 #[inline(always)]
-pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
-    let Some((scratch, _)) = memory.scratch::<A>() else {
+pub fn deliver<A: Forward>(skb: Skb, known: Known, mut memory: Memory) -> Delivery {
+    let Some((scratch, _)) = memory.lend().scratch::<A>() else {
         return Delivery::LEFT;
     };
     let Scratch { packet, flow, .. } = &*scratch;
@@ -156,11 +156,10 @@ pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
         return Delivery::LEFT;
     }
     let plan = match scratch.flow.kind.known() {
-        _ if known == Known::NOTHING => unknown(skb, scratch),
         Some(EntryKind::Dnat) if known == Known::OPENED => opener::first(scratch),
-        Some(EntryKind::Dnat) => original(skb, scratch),
-        Some(EntryKind::Unsnat) => back_to_node(skb, scratch),
-        Some(EntryKind::Snat | EntryKind::Undnat) | None => Plan::Stack,
+        Some(EntryKind::Dnat) if known == Known::FOUND => original(skb, scratch),
+        Some(EntryKind::Snat | EntryKind::Undnat) | None if known != Known::NOTHING => Plan::Stack,
+        _ => from_backend(skb, scratch, known != Known::NOTHING),
     };
     if plan == Plan::Stack {
         return Delivery::LEFT;
@@ -169,7 +168,7 @@ pub fn deliver<A: Forward>(skb: Skb, known: Known, memory: Memory) -> Delivery {
         return Delivery::SPOOFED;
     }
     scratch.becomes.plan = plan as u32;
-    Delivery::of(carry_out(skb, scratch))
+    Delivery::of(carry_out::<A>(skb, memory))
 }
 
 /// Returns true if this host routes the frame, and it has an Ethernet header and the usual IP
@@ -189,16 +188,13 @@ fn is_plain<A: Net>(skb: Skb) -> bool {
 /// The plan is read from memory again after each call: the verifier of old kernels would take a
 /// second branch on the same register for one that always goes the same way.
 #[inline(always)]
-fn carry_out<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Result<Action, Reason> {
-    let Scratch {
-        packet,
-        becomes,
-        route,
-        ..
-    } = scratch;
-    if maps::again(&becomes.plan) != Plan::BackToDevice as u32 {
-        packet.rewrite(skb, &becomes.src, &becomes.dst, becomes.is_far != 0)?;
+fn carry_out<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
+    let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::Rewrite)?;
+    if maps::again(&scratch.becomes.plan) != Plan::BackToDevice as u32 {
+        A::rewrite_packet(skb, memory.lend())?;
     }
+    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::Rewrite)?;
+    let Scratch { becomes, route, .. } = scratch;
     let plan = maps::again(&becomes.plan);
     let is = |other: Plan| plan == other as u32;
     if is(Plan::ToPod) || is(Plan::ToDevice) || is(Plan::ToDeviceAsNode) {
@@ -334,40 +330,40 @@ fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
     }
 }
 
-/// Plans a packet without an entry at ingress, which may come from a backend.
+/// Plans a packet that may come from a backend: one to the node's address with an `Unsnat` entry
+/// (`is_unsnat`), or one without an entry at ingress.
 #[inline(always)]
-fn unknown<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
-    let Scratch { packet, other, .. } = scratch;
-    let Some(entry) = maps::flow(&packet.flow_key(Hook::EGRESS), other) else {
-        return if liberal::is_blind(skb, packet, false) {
-            Plan::Spoofed
-        } else {
-            Plan::Stack
-        };
-    };
-    if liberal::is_blind(skb, packet, liberal::is_liberal(other)) {
-        return Plan::Spoofed;
-    }
-    if is_plain::<A>(skb) {
-        reply(skb, scratch, &entry, false)
-    } else {
-        Plan::Stack
-    }
-}
-
-/// Plans a backend's packet to the node's address, with an `Unsnat` entry.
-#[inline(always)]
-fn back_to_node<A: Forward>(skb: Skb, scratch: &mut Scratch<A>) -> Plan {
+fn from_backend<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan {
     let Scratch {
         packet,
         flow,
         other,
+        becomes,
         ..
     } = scratch;
-    let Some(entry) = maps::flow(&flow.undnat_key(packet.proto), other) else {
-        return Plan::Stack;
+    becomes.plan = is_unsnat.into();
+    let key = if is_unsnat {
+        flow.undnat_key(packet.proto)
+    } else {
+        packet.flow_key(Hook::EGRESS)
     };
-    reply(skb, scratch, &entry, true)
+    let entry = maps::flow(&key, other);
+    // From memory, for what comes next is verified once so, and for the sake of old kernels: see
+    // "Do not" in the README.
+    let is_unsnat = maps::again(&becomes.plan) != 0;
+    if !is_unsnat {
+        let is_of_liberal = entry.is_some() && liberal::is_liberal(other);
+        if liberal::is_blind(skb, packet, is_of_liberal) {
+            return Plan::Spoofed;
+        }
+        if !is_plain::<A>(skb) {
+            return Plan::Stack;
+        }
+    }
+    match entry {
+        Some(entry) => reply(skb, scratch, &entry, is_unsnat),
+        None => Plan::Stack,
+    }
 }
 
 /// Plans a backend's packet, with its reply entry in `scratch.other`. `is_unsnat` is set if the
