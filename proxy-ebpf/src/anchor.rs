@@ -1,5 +1,5 @@
-//! The anchor's egress, to which the routes lead that the host's own sockets take to services
-//! elsewhere.
+//! The egress hook of the anchor, to which the host's packets to services at other addresses than
+//! its own are routed.
 
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
@@ -15,10 +15,10 @@ use crate::skb::{PacketMark, Skb};
 use crate::{Action, host, redirect, state_change, tcp};
 
 /// Sends a packet of an open flow straight to its pod's device, by the link that the first packet
-/// of this second has found.
+/// of this second has stored.
 ///
-/// The long way ([`run`]) would do the same, and asks the routes and the neighbour for each packet.
-/// It takes all other packets: [`Outcome::NOT_ESTABLISHED`].
+/// The slow path ([`run`]) does the same, but looks up the route and the neighbour for each packet.
+/// The slow path takes all other packets: [`Outcome::NOT_ESTABLISHED`].
 #[inline(always)]
 pub fn quick<A: Net>(skb: Skb) -> Outcome {
     let Some(head) = established::head::<A>(skb, Hook::ANCHOR, PacketMark::NONE) else {
@@ -32,7 +32,7 @@ pub fn quick<A: Net>(skb: Skb) -> Outcome {
         return Outcome::NOT_ESTABLISHED;
     };
     let is_change = established::changes_opener(&entry, &head);
-    // A packet that came in has no news to tell here.
+    // Only packets that the host has made change the flow's state here.
     if is_change && (skb.came_in() || !state_change::may_be_taken(&head)) {
         return Outcome::NOT_ESTABLISHED;
     }
@@ -59,7 +59,7 @@ pub fn quick<A: Net>(skb: Skb) -> Outcome {
     Outcome::new(sent.map(|()| skb.redirect(exit.ifindex, 0)))
 }
 
-/// Returns true if no packet on the wire will be longer than the link's.
+/// Returns true if each packet on the wire will fit the link's MTU.
 #[inline(always)]
 fn is_within<A: Net>(skb: Skb, head: &Head<A>, mtu: u32) -> bool {
     redirect::longest::<A>(skb, head.proto).is_some_and(|len| u32::from(len) <= mtu)
@@ -76,10 +76,10 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
     }
 }
 
-/// Returns true if the packet belongs to a flow that is followed where packets come in.
+/// Returns true if the packet belongs to a flow that ingress hooks follow.
 ///
-/// If so, another program took ours off the device. The agent soon puts it back, and the client
-/// sends the packet again. A refusal would end the connection.
+/// If so, another program has removed kpx's hook from the device. The agent soon restores the hook,
+/// and the client sends the packet again. A refusal would end the connection.
 #[inline(never)]
 fn is_met_at_ingress<A: Net>(memory: Memory) -> bool {
     memory

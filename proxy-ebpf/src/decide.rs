@@ -1,5 +1,5 @@
-//! The decision about a packet that opens a flow: its frontend, whether the client may dial that,
-//! and the backend.
+//! The decision about a packet that opens a flow: the frontend, whether the client may use it, and
+//! the backend.
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Reason, Verdict};
@@ -14,7 +14,7 @@ use crate::packet::Packet;
 use crate::skb::Skb;
 use crate::{lookup, maps, select};
 
-/// A client that asks for a backend: a packet, or a socket before it sends any.
+/// A request for a backend: by a packet, or by a socket before its first packet.
 pub trait Dial<A: Net> {
     fn client(&self) -> A;
     fn dialled(&self) -> &SockAddr<A>;
@@ -38,10 +38,10 @@ impl<A: Net> Dial<A> for Packet<A> {
     }
 }
 
-/// Decides about a packet of a client at `origin`. Nothing is remembered but the client's affinity.
+/// Decides about a packet of a client at `origin`. Stores only the client's affinity.
 ///
-/// `objection` tells why a packet to a service may not open a flow here; it is asked before
-/// anything is remembered or answered.
+/// `objection` returns the reason why a packet to a service may not open a flow here. It runs
+/// before anything is stored or answered.
 #[inline(always)]
 pub fn run<'run, A: Net>(
     mut memory: Memory<'run>,
@@ -80,7 +80,7 @@ fn borrow<'run, A: Net>(
     Ok((scratch, decision.get().ok_or(Reason::FlowsFull)?))
 }
 
-/// Does what [`find`] says, for the packet and the decision of the hook.
+/// Calls [`find`] with the packet and the decision of the hook.
 #[inline(always)]
 pub fn find_frontend<A: Net>(memory: Memory) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
@@ -88,7 +88,7 @@ pub fn find_frontend<A: Net>(memory: Memory) -> Result<(), Reason> {
     find(&scratch.packet, node, &mut scratch.service, decision)
 }
 
-/// Chooses a backend for the packet out of the decision's set, which has slots.
+/// Chooses a backend for the packet from the decision's set, which must not be empty.
 #[inline(always)]
 pub fn select_backend<A: Net>(memory: Memory) -> Result<(), Reason> {
     let (scratch, decision) = borrow::<A>(memory)?;
@@ -105,11 +105,11 @@ pub fn select_backend<A: Net>(memory: Memory) -> Result<(), Reason> {
     }
 }
 
-/// Remembers the backend of an external client, if the service has session affinity. Such a client
-/// comes under a false name perhaps, until its flow is beyond half-open.
+/// Stores the backend of an external client, if the service has session affinity. The client's
+/// address may be spoofed until its flow is beyond half-open.
 #[inline(never)]
 pub fn remember<A: Net>(scratch: &Scratch<A>, decision: DecisionMemory) {
-    // A direct flow was led to no backend.
+    // The decision of a direct flow has no backend.
     if let Some(decision) = decision.get::<A>()
         && decision.origin.is_remote()
         && decision.has(Decision::<A>::BACKEND)
@@ -119,7 +119,7 @@ pub fn remember<A: Net>(scratch: &Scratch<A>, decision: DecisionMemory) {
     }
 }
 
-/// Finds out what is dialled, whether it serves this client, and from which set.
+/// Finds the frontend, checks whether it serves this client, and chooses the set of backends.
 #[inline(always)]
 pub fn find<A: Net>(
     dial: &impl Dial<A>,
@@ -129,8 +129,8 @@ pub fn find<A: Net>(
 ) -> Result<(), Reason> {
     decision.flags = 0;
     if let Err(reason) = lookup::find(dial.dialled(), dial.proto(), decision) {
-        // A client that ClusterIPs do not serve must not learn by different answers which of them
-        // exist.
+        // Different answers would reveal which ClusterIPs exist to a client that ClusterIPs do not
+        // serve.
         let is_hidden = reason == Reason::UnknownPort
             && !policy::is_open_to(FrontendKind::CLUSTER_IP, decision.origin, node);
         return Err(if is_hidden { Reason::Outside } else { reason });
@@ -169,7 +169,8 @@ pub fn find<A: Net>(
         return Err(Reason::NotOurs);
     }
     if service.count(decision.set) == 0 {
-        // No load balancer asks at a loopback address, which would have to hear nothing.
+        // Load balancers expect silence without local endpoints, but send nothing to loopback
+        // addresses.
         let elsewhere = service.has(Service::HAS_ENDPOINTS) && !is_localhost;
         return Err(if elsewhere {
             Reason::NoLocalEndpoints
@@ -180,17 +181,16 @@ pub fn find<A: Net>(
     Ok(())
 }
 
-/// Returns true if a client may be led elsewhere than to an address that is no service's. That is
-/// so for pods of the node alone: its own packets have a route there. An address of the node's
-/// devices is the node's.
+/// Returns true if packets of this client to an address without a Service may be redirected. That
+/// applies only to pods of this node: the node's own packets have a route to the address. The
+/// addresses of the node's devices are never redirected.
 #[inline(always)]
 fn is_redirected<A: Net>(dialled: &SockAddr<A>, origin: Origin) -> bool {
     !origin.is_remote() && !origin.is_node() && maps::own_addr(&dialled.addr).is_none()
 }
 
-/// Returns true if a client answers in the local redirect of the service, and so must reach what it
-/// caches for. Whether a packet has that pod's address is judged where the pod's packets come in,
-/// as for all others.
+/// Returns true if the client serves the service's local redirect, and so must reach the endpoints
+/// that it caches. Hooks validate the address where the pod's packets come in, as for all pods.
 #[inline(never)]
 fn is_spared<A: Net>(service: &Service, client: A, decision: &Decision<A>) -> bool {
     if service.has(Service::SPARES_NODE) && maps::own_addr(&client).is_some() {
@@ -199,8 +199,7 @@ fn is_spared<A: Net>(service: &Service, client: A, decision: &Decision<A>) -> bo
     service.has(Service::SPARES_PODS) && maps::is_spared(decision.service, client)
 }
 
-/// A packet that has been decided about opens no flow: counts it for the service that it dialled,
-/// if it dialled one.
+/// Counts a packet that opens no flow despite a decision, for the service that it dialled, if any.
 #[inline(never)]
 pub fn refused<A: Net>(verdict: Verdict, decision: DecisionMemory) {
     if let Some(decision) = decision.get::<A>()
@@ -210,17 +209,16 @@ pub fn refused<A: Net>(verdict: Verdict, decision: DecisionMemory) {
     }
 }
 
-/// Returns the origin of a packet that was on its way out into the anchor or lo.
+/// Returns the origin of a packet that leaves through the anchor or lo.
 ///
 /// A socket of the host may send from an address that is not the host's own (`IP_TRANSPARENT`).
-/// Such a client counts as one behind the device that the route to it names. If that device has no
-/// hooks of ours, the client counts as detected.
+/// Such a client counts as a client behind the device of its route. If that device has no kpx
+/// hooks, the client counts as detected.
 #[inline(always)]
 pub fn origin_inside<A: Net>(skb: Skb, packet: &Packet<A>, node: &Node) -> Origin {
     let client = &packet.src.addr;
     if client.is_loopback() || maps::own_addr(client).is_some() {
-        // kube-proxy takes the host for a pod where the operator says that pods have such
-        // addresses.
+        // kube-proxy treats the host as a pod if its address is in the configured pod networks.
         let is_pod = node.has(Node::COMPAT) && A::is_detected_by(node) && maps::is_pod(*client);
         return if is_pod {
             Origin::DETECTED
@@ -253,11 +251,11 @@ pub fn origin<A: Net>(flags: u32, packet: &Packet<A>, node: &Node) -> Origin {
     }
 }
 
-/// Returns true if the backend of a UDP flow is still an endpoint of its frontend. Its address may
-/// be another pod's by now.
+/// Returns true if the backend of a UDP flow is still an endpoint of its frontend. Another pod may
+/// have the backend's address by now.
 #[inline(never)]
 pub fn still_serves<A: Net>(flow: &Flow<A>, decision: DecisionMemory) -> bool {
-    // A direct one has no service to ask.
+    // A direct flow has no service.
     if flow.frontend == flow.backend {
         return true;
     }

@@ -1,9 +1,9 @@
-//! The fast path of established flows, and of packets of no flow. One look-up and one rewrite, in
-//! one function, and nothing copied that is not needed.
+//! The fast path of established flows, and of packets without a flow: one look-up and one rewrite,
+//! in one function, with as few copies as possible.
 //!
-//! The slow path would decide the same of these packets. It takes all others: packets that open or
-//! reset a flow, fragments, options and SCTP. It takes headers that cannot be read at once, IPv6
-//! replies to the host's own flows, and the first packet of a flow in every second.
+//! The slow path would decide the same about these packets. It takes all other packets: packets
+//! that open or reset a flow, fragments, IP options and SCTP, headers that cannot be read in place,
+//! IPv6 replies to the host's own flows, and the first packet of a flow in each second.
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
@@ -22,32 +22,31 @@ use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
 use crate::{Action, foreign_nat, host, lookup, state_change};
 
-/// A packet's headers, if they are the usual ones: TCP or UDP right behind an IP header without
-/// options.
+/// The usual headers of a packet: TCP or UDP directly after an IP header without options.
 #[derive(Clone, Copy)]
 pub struct Head<A: Addr> {
     pub src: SockAddr<A>,
     pub dst: SockAddr<A>,
     pub proto: Proto,
-    /// The flags of TCP, or 0.
+    /// The flags of TCP; 0 for UDP.
     pub flags: u8,
     pub numbers: Numbers,
-    /// The word of an IPv4 header that ends with the checksum.
+    /// The 32-bit word of an IPv4 header that ends with the checksum.
     pub check: u32,
-    /// Bytes of transport header and payload.
+    /// The bytes of transport header and payload.
     pub len: u32,
 }
 
 impl<A: Net> Head<A> {
-    /// Returns what the packet tells its flow.
+    /// Returns the packet's signals for its flow's state.
     #[inline(always)]
     fn signals(&self) -> Signals {
         // A datagram has no flags.
         tcp::signals(self.flags)
     }
 
-    // Copies, field by field: what is copied as a whole, or lent to the kernel, lies in memory, and
-    // with it all other fields.
+    // Copied field by field: a copy of a whole struct, or a reference for a helper, would put all
+    // of `Head` into memory.
 
     #[inline(always)]
     pub fn src(&self) -> SockAddr<A> {
@@ -59,20 +58,21 @@ impl<A: Net> Head<A> {
         SockAddr::new(self.dst.addr, self.dst.port)
     }
 
-    /// Returns true if the packet tells its flow nothing but that it goes on.
+    /// Returns true if SYN, FIN and RST are unset.
     #[inline(always)]
     fn is_plain(&self) -> bool {
         self.flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0
     }
 
-    /// Returns true if both addresses are hosts'. Only such packets have entries.
+    /// Returns true if both addresses are unicast. Only such packets have entries.
     #[inline(always)]
     fn is_between_hosts(&self) -> bool {
         self.src.addr.is_unicast() && self.dst.addr.is_unicast()
     }
 }
 
-/// Returns [`Outcome::NOT_ESTABLISHED`] if the packet is as it was, and has to take the slow path.
+/// Translates a packet, or passes a packet without a flow. Returns [`Outcome::NOT_ESTABLISHED`] if
+/// the slow path has to take the packet, which is unchanged then.
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
     let mark = skb.packet_mark();
@@ -90,14 +90,15 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
         skb.settle_packet_mark();
         return Outcome::new(Err(Reason::NotOurs));
     }
-    // An opener takes the slow path whether it has a flow or not.
+    // TCP openers take the slow path, with a flow or without.
     if hook == Hook::INGRESS && head.proto == Proto::TCP && tcp::opens(head.flags) {
         return Outcome::NOT_ESTABLISHED;
     }
-    // A hook has rewritten others: they have flows.
+    // An earlier hook has rewritten all other packets, or may have: they may have flows.
     if !mark.is_translated() && !mark.is_lost() {
         let marked = if hook == Hook::EGRESS {
-            // A packet that leaves has the destination of an answer, or none of a flow's ends.
+            // Of the untranslated packets that leave, only replies have entries. Their marked end
+            // is the destination.
             Marked::of(head.dst(), head.src())
         } else {
             Marked::of(head.src(), head.dst())
@@ -118,8 +119,8 @@ pub fn run<A: Net>(skb: Skb, hook: Hook, memory: Memory) -> Outcome {
     })
 }
 
-/// Translates a packet whose entry has been found. The result is as that of [`run`]. `is_spoofed` is
-/// asked of a packet with news.
+/// Translates a packet with the entry found for it. Returns the same as [`run`]. `is_spoofed` is
+/// called only for a packet that changes the flow's state.
 #[inline(always)]
 pub fn translate<A: Net>(
     skb: Skb,
@@ -149,14 +150,14 @@ pub fn translate<A: Net>(
         }
         EntryKind::Dnat | EntryKind::Snat | EntryKind::Undnat => return Outcome::NOT_ESTABLISHED,
     };
-    // The slow path takes a packet with other news than these, and perhaps one of another flow.
+    // The slow path takes other state changes, and packets that may belong to another flow.
     let is_change = match kind {
         EntryKind::Dnat => changes_opener(entry, head),
         EntryKind::Undnat => changes_reply(entry, head) || advances(entry, head),
         EntryKind::Snat | EntryKind::Unsnat => false,
     };
     let may_be_anothers = || kind == EntryKind::Undnat && may_be_anothers(entry, mark);
-    // It goes to a socket of the host's, past the kernel's check of sources.
+    // Delivery to the host's socket skips the kernel's source validation.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
     if is_given_back && net::is_spoofed(skb, At::Here, &head.src().addr, &head.dst().addr) {
         return Outcome::NOT_ESTABLISHED;
@@ -167,7 +168,7 @@ pub fn translate<A: Net>(
     }
     let starts_on_lo = is_given_back && entry.read(Flow::starts_on_lo);
     let source_changes = hook == Hook::INGRESS && entry.read(Flow::is_snat_on_devices);
-    // A call of the kernel's: what the compiler has read before, it does not read again behind it.
+    // The compiler cannot move the reads above behind this call, so `is_at` covers them.
     let now_secs = about_now_secs();
     if !entry.is_at(key) {
         return Outcome::NOT_ESTABLISHED;
@@ -200,25 +201,25 @@ pub fn translate<A: Net>(
     Outcome::new(Ok(Action::PASS))
 }
 
-/// Returns true if an entry gives replies to a socket of the host, and this hook may do that on a
-/// short way.
+/// Returns true if the entry's replies go to a socket of the host, and this hook may deliver them
+/// on the short path.
 #[inline(always)]
 fn is_for_host<A: Net>(hook: Hook, entry: &Entry<A>) -> bool {
     hook == Hook::INGRESS && A::SHORT_WAYS_JUDGE && entry.read(|flow| flow.has(Flow::<A>::HOST))
 }
 
-/// Returns the headers of a packet that a short way may take, if they are the usual ones. Their
-/// addresses may be no hosts', which a packet with an entry does not have.
+/// Returns the headers of a packet that a short path may take, if they are the usual headers. The
+/// addresses may be non-unicast, unlike those of a packet with an entry.
 #[inline(always)]
 pub fn head<A: Net>(skb: Skb, hook: Hook, mark: PacketMark) -> Option<Head<A>> {
-    // The slow path weighs a mark that may be a class.
+    // The slow path checks whether a mark is a class.
     if skb.is_in_vlan() || mark.is_done() || hook == Hook::INGRESS && mark.is_translated() {
         return None;
     }
     A::peek(skb)
 }
 
-/// Leaves the mark for the next hook, or takes it away.
+/// Sets the mark for later hooks at ingress, and settles it at other hooks.
 #[inline(always)]
 fn note<A: Net>(skb: Skb, hook: Hook, kind: EntryKind, source_changes: bool, head: &Head<A>) {
     if hook != Hook::INGRESS {
@@ -231,8 +232,8 @@ fn note<A: Net>(skb: Skb, hook: Hook, kind: EntryKind, source_changes: bool, hea
     }
 }
 
-/// Returns true if the port of a packet, which an ingress hook has rewritten, is none that counts.
-/// The slow path learns the others.
+/// Returns true if a packet that an ingress hook has rewritten can leave without the slow path,
+/// which records foreign NAT ports.
 #[inline(always)]
 fn is_plain<A: Net>(skb: Skb, head: &Head<A>) -> bool {
     head.is_between_hosts()
@@ -240,8 +241,8 @@ fn is_plain<A: Net>(skb: Skb, head: &Head<A>) -> bool {
         && !skb.may_be_class()
 }
 
-/// Keeps what a TCP packet of an established flow acknowledges. Of a half-open one there is the
-/// proof, which the client must not write itself.
+/// Stores the acknowledged number of a TCP packet. The original entry of a half-open flow holds the
+/// proof there, which the client must not overwrite.
 #[inline(always)]
 pub fn note_acked<A: Net>(entry: &Entry<A>, head: &Head<A>) {
     let is_kept = entry.read(|flow| {
@@ -252,8 +253,8 @@ pub fn note_acked<A: Net>(entry: &Entry<A>, head: &Head<A>) {
     }
 }
 
-/// Returns true if a packet of the backend is the first to acknowledge more: its source is judged,
-/// for the number counts.
+/// Returns true if a backend's packet is the first that acknowledges more. Its source is validated,
+/// because the number counts.
 #[inline(always)]
 pub fn advances<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     let is_more = |flow: &Flow<A>| {
@@ -262,8 +263,8 @@ pub fn advances<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     head.proto == Proto::TCP && entry.read(is_more)
 }
 
-/// Names the packet, which is dropped, to `kpx monitor`. The scratch still holds the last packet of
-/// the slow path.
+/// Stores the tuple of a dropped packet for `kpx monitor`. The scratch still holds the slow path's
+/// last packet.
 #[inline(always)]
 pub fn name<A: Net>(head: &Head<A>, packet: &mut Packet<A>) {
     packet.src = head.src();
@@ -272,20 +273,20 @@ pub fn name<A: Net>(head: &Head<A>, packet: &mut Packet<A>) {
     packet.decided = false;
 }
 
-/// The entries that a packet without an entry at its hook may have elsewhere.
+/// The entries that a packet without an entry at its hook may have at other hooks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Others(u32);
 
 impl Others {
     pub const ANY: Self = Self(0);
-    /// It answers no flow.
+    /// The packet is not a reply of a flow.
     pub const NO_ANSWER: Self = Self(1);
-    /// None has its tuple, nor that of its answer.
+    /// Neither the packet's tuple nor that of its reply has an entry.
     pub const NONE: Self = Self(2);
 }
 
-/// There is no flow. A datagram that arrives may open one, unless it answers one.
+/// Handles a packet without an entry. An incoming datagram may open a flow, unless it is a reply.
 #[inline(always)]
 pub fn missed<A: Net>(
     skb: Skb,
@@ -306,7 +307,7 @@ pub fn missed<A: Net>(
         skb.clear_packet_mark();
         return Outcome::new(Err(Reason::NotOurs));
     }
-    // A copy, for the kernel reads it in memory.
+    // The helper needs the address in memory.
     let addr = head.src.addr;
     if others == Others::ANY && maps::own_addr_here(&addr).is_some() {
         return Outcome::NOT_ESTABLISHED;
@@ -321,8 +322,8 @@ pub fn missed<A: Net>(
     }
 }
 
-/// Returns true if this datagram is neither for a service, nor has the tuple of a flow, as one of
-/// its backend's own may. [`ingress::run`](crate::ingress::run) finds the same.
+/// Returns true if this datagram is a reply, or is neither for a service nor has the tuple of a
+/// flow's packets to its backend. [`ingress::run`](crate::ingress::run) decides the same.
 #[inline(always)]
 fn is_not_ours<A: Net>(head: &Head<A>, others: Others, memory: Memory) -> bool {
     let (Some(node), Some(decision)) = (maps::node(), memory.decision().get()) else {
@@ -338,20 +339,20 @@ fn is_not_ours<A: Net>(head: &Head<A>, others: Others, memory: Memory) -> bool {
             && !is_answered()
 }
 
-/// Returns true if a datagram has the tuple of a backend's answers: it has opened nothing, and the
-/// hook where it leaves translates it.
+/// Returns true if a datagram has the tuple of a backend's replies: the datagram opens no flow, and
+/// the hook where it leaves translates it.
 #[inline(always)]
 fn is_answer<A: Net>(head: &Head<A>) -> bool {
     maps::is_undnat(&FlowKey::new(Hook::EGRESS, head.proto, head.src, head.dst))
 }
 
-/// Returns true if a packet towards the backend changes more of its flow than counts, or if the
-/// backend may have left.
+/// Returns true if a packet to the backend changes more of its flow than the counters, or if the
+/// backend may be gone.
 #[inline(always)]
 pub fn changes_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     let tx = entry.read(|flow| flow.tx);
     let rx = entry.read(|flow| flow.rx);
-    // The slow path looks for the proof.
+    // The proof is checked where the change is applied.
     let is_step = || {
         step(
             Sender::Client {
@@ -368,7 +369,7 @@ pub fn changes_opener<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     !(head.is_plain() && is_settled(tx, rx, true)) && is_step() || may_have_moved()
 }
 
-/// Returns true if a packet from the backend changes more of its flow than counts.
+/// Returns true if a packet from the backend changes more of its flow than the counters.
 #[inline(always)]
 pub fn changes_reply<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     let rx = entry.read(|flow| flow.rx);
@@ -379,18 +380,18 @@ pub fn changes_reply<A: Net>(entry: &Entry<A>, head: &Head<A>) -> bool {
     !(head.is_plain() && is_settled(rx, Seen::NOTHING, head.proto == Proto::UDP)) && is_step()
 }
 
-/// Returns true if a packet from the backend perhaps is none of the flow's.
+/// Returns true if a packet from the backend may belong to another flow.
 #[inline(always)]
 fn may_be_anothers<A: Net>(entry: &Entry<A>, mark: PacketMark) -> bool {
     mark.is_unmarked_ingress(false) && entry.read(Flow::is_snat_on_devices)
 }
 
-/// Returns true if a packet with news has a false sender. As the slow path does, it does not ask of
-/// a client's acknowledgement, whose number shows more.
+/// Returns true if a packet that changes the flow's state has a spoofed source. Like the slow path,
+/// this does not validate a client's plain acknowledgement at ingress: its number proves more.
 #[inline(always)]
 pub fn is_spoofed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
     let (needs_validation, came_in_by) = match hook {
-        // The slow path has to find out.
+        // The slow path has to validate the source.
         Hook::INGRESS if !A::SHORT_WAYS_JUDGE => return !head.is_plain(),
         Hook::INGRESS => (!head.is_plain(), At::Here),
         _ => (skb.ingress_ifindex() != 0, At::Before),
@@ -400,8 +401,8 @@ pub fn is_spoofed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
     needs_validation && net::is_spoofed(skb, came_in_by, &src.addr, &dst.addr)
 }
 
-/// Brings a flow up to date with a packet's news. Returns false if that is for the slow path: the
-/// flow is as it was then.
+/// Applies a packet's state change to its flow. Returns false if the slow path has to, with the
+/// flow unchanged.
 #[inline(always)]
 pub fn take_change<A: Net>(entry: &Entry<A>, head: &Head<A>, is_original: bool) -> bool {
     let seq = u32::from_be(head.numbers.seq);
@@ -409,8 +410,8 @@ pub fn take_change<A: Net>(entry: &Entry<A>, head: &Head<A>, is_original: bool) 
     state_change::take(entry, head.signals(), seq, acked, is_original)
 }
 
-/// Reads a transport header of ours that starts at `at`, and has `len` bytes with its payload:
-/// TCP's flags and numbers. None if the header is another's, or not all there.
+/// Reads TCP's flags and numbers, or those of UDP, from the transport header at offset `at`. `len`
+/// counts header and payload. Returns `None` for another protocol or a truncated header.
 #[inline(always)]
 pub fn flags_and_numbers(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<(u8, Numbers)> {
     match proto {
@@ -423,11 +424,10 @@ pub fn flags_and_numbers(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<(u
     }
 }
 
-/// Brings the transport's checksum up to date with other ports, and addresses that make this
-/// difference to a sum.
+/// Updates the transport's checksum for other ports, and for addresses that change a sum by `diff`.
 ///
-/// In two steps: only addresses are part of the seed that the hardware starts a checksum from. If
-/// the first step shows that there is such a seed, the second would do nothing.
+/// Works in two steps: only addresses are part of the seed from which the hardware starts a
+/// checksum. If the first step finds such a seed, the second step would change nothing.
 #[inline(always)]
 pub fn replace_checksum<A: Net>(
     skb: Skb,
@@ -455,7 +455,7 @@ pub fn replace_checksum<A: Net>(
     skb.replace_l4_checksum(at, ports_before, ports, flags | size_of::<u32>() as u32)
 }
 
-/// Two ports as they lie in a packet.
+/// Returns two ports as they lie in a packet.
 #[inline(always)]
 pub fn word(sport: Port, dport: Port) -> u32 {
     let (first, second) = if cfg!(target_endian = "little") {

@@ -1,17 +1,17 @@
-//! Connections of other programs that leave with an address of the node's and a source port out of
-//! kpx's ranges. Most are those of netfilter's masquerading, which knows nothing of the ports that
-//! kpx has drawn.
+//! Foreign NAT ports: connections of other programs that leave with an address of the node and a
+//! source port in kpx's ranges. Most come from netfilter's masquerading, which does not see the
+//! ports that kpx has drawn.
 //!
-//! The host's servers have ports in the lower range, and must not pay for that: of TCP's packets
-//! with such a port the programs look at those that begin or end a connection.
+//! The host's servers have ports in the lower range. To keep them fast, the programs check only
+//! those TCP packets with such a port that begin or end a connection.
 //!
-//! Such a connection is remembered, so that kpx draws no such port towards that peer. If an expired
-//! flow has the tuple already, it makes way. Beside a flow that lives, the connection gets another
-//! source port here, and its replies the old one.
+//! Such a connection is stored, so that kpx draws no such port towards that peer. If an expired
+//! flow has the tuple already, kpx closes the flow. If a live flow has it, the connection gets
+//! another source port, and its replies get the old port back.
 //!
-//! So are datagrams that leave from a frontend's port of UDP, such as those of the host's NTP
-//! client: what comes back is an answer ([`is_answer`]), as it is for conntrack, and no client of
-//! that frontend.
+//! Datagrams that leave from a UDP frontend's port, such as those of the host's NTP client, are
+//! stored as well. What comes back is a reply ([`is_answer`]), as for conntrack, and opens no flow
+//! to the frontend.
 
 use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
@@ -33,11 +33,11 @@ use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
 use crate::setting::timeouts;
 
-/// Returns true if a packet with this source, which tells that much of its connection, is one of
-/// theirs that counts.
+/// Returns true if a packet with this source and these signals must be tracked as a foreign NAT
+/// connection.
 #[inline(always)]
 pub fn counts<A: Net>(src: &SockAddr<A>, proto: Proto, signals: Signals) -> bool {
-    // A copy, for the kernel reads it in memory: the caller has the source in registers.
+    // The helper needs the address in memory; the caller has the source in registers.
     let addr = src.addr;
     if proto == Proto::UDP {
         return maps::own_addr_here(&addr)
@@ -54,41 +54,41 @@ fn is_frontend<A: Net>(addr: A, port: Port, own: OwnAddr) -> bool {
             && maps::has_frontend(&FrontendKey::<A>::node_port(port, Proto::UDP))
 }
 
-/// Returns true if a datagram answers what has left from there.
+/// Returns true if a datagram is the reply to a tracked datagram.
 #[inline(never)]
 pub fn is_answer<A: Net>(packet: &Packet<A>) -> bool {
     packet.proto == Proto::UDP
         && maps::foreign_nat(&packet.flow_key(Hook::INGRESS)).is_there(about_now_secs())
 }
 
-/// Returns true if a packet with this source, which tells that much of its connection, may be one
-/// of theirs that counts.
+/// Returns the same for a source address of the node, except for a frontend's port.
 #[inline(always)]
 fn may_be<A: Net>(src: &SockAddr<A>, proto: Proto, signals: Signals) -> bool {
     let port = src.port.get();
     port >= SOURCE_PORT_FIRST || is_low(port) && is_known_by(proto, signals)
 }
 
-/// Returns true if a packet is one that a connection with a port of the lower range is known by.
+/// Returns true if a packet with a port in the lower range is tracked: a TCP packet that begins or
+/// ends a connection, or any packet of another protocol.
 #[inline(always)]
 pub fn is_known_by(proto: Proto, signals: Signals) -> bool {
     proto != Proto::TCP || signals != Signals::PACKET
 }
 
-/// Returns true for a port of the lower range.
+/// Returns true for a port in the lower range.
 #[inline(always)]
 fn is_low(port: u16) -> bool {
     port.wrapping_sub(CLIENT_PORT_FIRST) <= CLIENT_PORT_LAST - CLIENT_PORT_FIRST
 }
 
-/// Takes in a packet that leaves and belongs to no flow. True if it shall leave by `scratch.flow`,
-/// with another port.
+/// Tracks a packet that leaves without a flow. Returns true if the packet must leave by
+/// `scratch.flow`, with another port.
 #[inline(always)]
 pub fn meet<A: Net>(mut memory: Memory) -> Result<bool, Reason> {
     if A::remember_foreign_nat(false, memory.lend()) && is_taken::<A>(memory.lend()) {
         open::flow::<A>(memory.lend())?;
         let (scratch, _) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
-        // Its replies come in with another tuple now.
+        // The replies now come in with another tuple.
         forget(&scratch.packet);
         maps::count(Event::PortMoved);
         return Ok(true);
@@ -96,9 +96,9 @@ pub fn meet<A: Net>(mut memory: Memory) -> Result<bool, Reason> {
     Ok(false)
 }
 
-/// Takes in a packet to a backend that leaves with an address of the node's, because netfilter has
-/// masqueraded it. It keeps its port, because TCP's packets in the middle of a connection pass no
-/// look-up. A flow that has the tuple makes way if it is half-open and silent.
+/// Tracks a packet to a backend that leaves with an address of the node, because netfilter has
+/// masqueraded it. The packet keeps its port, because TCP packets in the middle of a connection
+/// skip the look-up. A flow with the tuple is closed if it is half-open and silent.
 #[inline(always)]
 pub fn learn<A: Net>(mut memory: Memory) {
     if A::remember_foreign_nat(true, memory.lend())
@@ -109,8 +109,8 @@ pub fn learn<A: Net>(mut memory: Memory) {
     }
 }
 
-/// Remembers a connection of another program's. Returns true if the packet opens it, as far as is
-/// known.
+/// Stores a connection of another program. Returns true if the packet appears to open the
+/// connection.
 #[inline(always)]
 pub fn remember<A: Net>(is_seen_alone: bool, memory: Memory) -> bool {
     let Some((Scratch { packet, .. }, _)) = memory.scratch::<A>() else {
@@ -124,7 +124,7 @@ pub fn remember<A: Net>(is_seen_alone: bool, memory: Memory) -> bool {
     let before = maps::foreign_nat(&key);
     let summary = summary(packet, is_seen_alone);
     let foreign_nat = ForeignNat::after(before, summary, packet.proto, now_secs);
-    // A server's answer in the lower range is the end of no connection that counts.
+    // Without a stored connection, such a packet may be a server's answer, which is not tracked.
     let is_new = before != ForeignNat::NONE || packet.opens() || !summary.is_seen_alone;
     if is_new && foreign_nat.differs_from(&before) {
         maps::set_foreign_nat(&key, &foreign_nat);
@@ -153,8 +153,8 @@ fn summary<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> foreign_nat::Pack
     }
 }
 
-/// Returns true if a flow that lives takes the replies to this packet. Then what was decided of the
-/// packet is in `scratch.opening`.
+/// Returns true if a live flow receives the replies to this packet. Then `scratch.opening` holds
+/// the opening of a flow with another port.
 #[inline(never)]
 fn is_taken<A: Net>(memory: Memory) -> bool {
     let Some((scratch, _)) = memory.scratch::<A>() else {
@@ -172,7 +172,8 @@ fn is_taken<A: Net>(memory: Memory) -> bool {
     }
     let opener = other.opener_key(packet.proto);
     if maps::flow(&opener, other).is_none() {
-        // Without an opener there is no flow to close. The agent's sweep removes what else is left.
+        // Without an original entry there is no flow to close. The agent's sweep removes the
+        // remaining entries.
         maps::remove_flow(&replies);
         return false;
     }

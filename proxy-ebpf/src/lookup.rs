@@ -1,4 +1,4 @@
-//! From what a client dialled to the frontend there. No packets here, and nothing is remembered.
+//! Finds the frontend at a dialled address. Works without packets, and stores nothing.
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::Reason;
@@ -8,7 +8,7 @@ use proxy_common::policy::Decision;
 use crate::maps;
 use crate::net::Net;
 
-/// Finds the frontend at an address and port, into `decision`.
+/// Finds the frontend at an address and port, and writes it to `decision`.
 #[inline(always)]
 pub fn frontend<A: Net>(
     dialled: &SockAddr<A>,
@@ -38,7 +38,7 @@ pub fn frontend<A: Net>(
     })
 }
 
-/// Does what [`frontend`] says, by one function for all that decide about packets.
+/// Calls [`frontend`], as one function for all decisions about packets.
 #[inline(never)]
 pub fn find<A: Net>(
     dialled: &SockAddr<A>,
@@ -48,7 +48,7 @@ pub fn find<A: Net>(
     frontend(dialled, proto, decision)
 }
 
-/// Returns true if [`frontend`] finds a frontend, or a Service's address without one.
+/// Returns true unless [`frontend`] would return [`Reason::NotOurs`].
 #[inline(always)]
 pub fn is_services<A: Net>(dialled: &SockAddr<A>, proto: Proto) -> bool {
     let SockAddr { addr, port, .. } = *dialled;
@@ -63,7 +63,7 @@ pub fn is_services<A: Net>(dialled: &SockAddr<A>, proto: Proto) -> bool {
     }
 }
 
-/// Reads the row that the decision names.
+/// Copies the row of `decision.frontend` to the decision. Returns false if the row does not exist.
 #[inline(always)]
 fn take<A: Net>(decision: &mut Decision<A>) -> bool {
     let Some(frontend) = maps::frontend(&decision.frontend) else {

@@ -1,9 +1,8 @@
-//! Every map, and the only code that touches one. Values are copied out: no reference into a map
-//! leaves this file.
+//! All maps, and the only code that accesses them. Values are copied out: references leave this
+//! module only to the node's settings and to this CPU's memory.
 //!
-//! The look-ups that most places share are functions that the programs call: for each inlined
-//! look-up the kernel moves all instructions behind it, which took a third of each start. See
-//! [`Find`].
+//! Most look-ups of the slow path call a function: for each inlined look-up the kernel moves all
+//! instructions behind it, which took a third of the load time of `kpx_slow`. See [`Find`].
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use core::mem::offset_of;
@@ -80,7 +79,7 @@ pub use sockets::{DIALLED4, DIALLED6, forget_socket, is_led, remember_socket, so
 
 const DEVICES_MAX: u32 = 65_536;
 
-/// The maps of a family.
+/// The maps of an address family.
 pub trait Maps: Addr {
     const MAPS: &'static FamilyMaps<Self>;
 
@@ -143,15 +142,15 @@ static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(DEVICES_MAX, NO
 static NODE: Array<Node> = Array::with_max_entries(1, 0);
 #[map]
 static GENERATION: Array<u32> = Array::with_max_entries(1, 0);
-/// The counters, and behind them what this CPU has answered in a second: Linux allows a program 64
-/// maps.
+/// The counters, followed by this CPU's numbers of answers in the current second: Linux allows a
+/// program 64 maps.
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT + Asker::COUNT, 0);
 
 #[map]
 static CPUS: PerCpuArray<Cpu> = PerCpuArray::with_max_entries(1, 0);
 
-/// The bytes of a second's records of a few CPUs: a reader takes them as they come.
+/// In bytes: the records of a few CPUs in one second. Readers consume records as they arrive.
 const RING_LEN: u32 = 1 << 20;
 
 #[map]
@@ -160,7 +159,7 @@ static MONITOR: RingBuf = RingBuf::with_byte_size(RING_LEN, 0);
 static WATCHED: Array<u32> = Array::with_max_entries(1, 0);
 
 /// Ends this program, and starts a program of the slow path on the packet. Returns if the array
-/// does not have it.
+/// lacks the program.
 #[inline(always)]
 pub fn call_slow(skb: Skb, slow: SlowProgram) {
     // SAFETY: the caller has nothing left to do, and the hook's memory is no longer lent.
@@ -193,20 +192,20 @@ pub fn own_addr<A: Net>(addr: &A) -> Option<OwnAddr> {
     copied(A::MAPS.addrs, addr)
 }
 
-/// The same for what most packets take: see [`Find::find_here`].
+/// The same, looked up inline: see [`Find::find_here`].
 #[inline(always)]
 pub fn own_addr_here<A: Net>(addr: &A) -> Option<OwnAddr> {
     copied_here(A::MAPS.addrs, addr)
 }
 
-/// Returns true if the operator calls this address a local pod's.
+/// Returns true if the configuration declares the address a local pod's.
 #[inline(always)]
 pub fn is_pod<A: Net>(addr: A) -> bool {
     pod_net(addr) & pod_net::DETECTED != 0
 }
 
-/// Returns the bits of the network that an address lies in: see [`pod_net`]. A function of its own,
-/// for its key's place on the stack.
+/// Returns the bits of the network that contains an address: see [`pod_net`]. A separate function,
+/// so that its key leaves the stack afterwards.
 #[inline(never)]
 pub fn pod_net<A: Net>(addr: A) -> u32 {
     A::MAPS
@@ -218,7 +217,8 @@ pub fn pod_net<A: Net>(addr: A) -> u32 {
 
 #[inline(always)]
 pub fn is_in_service_cidr<A: Net>(addr: A) -> bool {
-    // The longest prefix counts: another proxy's address within a range is not ours to drop.
+    // The longest prefix counts: kpx does not drop packets to another proxy's address within a
+    // range.
     A::MAPS
         .service_cidrs
         .get(Key::new(addr_bits::<A>(), addr))
@@ -239,13 +239,13 @@ const fn addr_bits<A>() -> u32 {
     size_of::<A>() as u32 * 8
 }
 
-/// The endpoint of a service port that listens at `at`, if it serves.
+/// Returns the endpoint of a service port that listens at `at`, if it serves.
 #[inline(always)]
 pub fn endpoint<A: Net>(service: FrontendKey<A>, at: SockAddr<A>) -> Option<Endpoint> {
     copied_here(A::MAPS.endpoints, &EndpointKey::new(service, at))
 }
 
-/// Returns true if a local redirect of the service leaves out this pod.
+/// Returns true if the service's local redirect excludes this pod's own packets.
 #[inline(always)]
 pub fn is_spared<A: Net>(service: FrontendKey<A>, pod: A) -> bool {
     copied_here(A::MAPS.endpoints, &EndpointKey::spared(service, pod)).is_some()
@@ -254,9 +254,10 @@ pub fn is_spared<A: Net>(service: FrontendKey<A>, pod: A) -> bool {
 /// Returns the slot at a place of a set's Maglev table.
 #[inline(always)]
 pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {
-    // Compared as 64 bits, for a comparison of 32 tells old kernels nothing of the others.
+    // Read again, for a comparison of 64 bits: old kernels derive no 64-bit bound from a comparison
+    // of 32 bits.
     let place = again(&place);
-    // Not copied: it is 8 KiB.
+    // Read in place: the table has 8 KiB.
     A::MAPS
         .maglev
         .find(set)?
@@ -264,7 +265,7 @@ pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {
         .map(u32::from)
 }
 
-/// Returns the backend that a client had last, whether it had shown itself or not.
+/// Returns the client's last backend, whether its address was proven or not.
 #[inline(always)]
 pub fn affinity<A: Net>(key: &AffinityKey<A>) -> Option<Affinity<A>> {
     copied_here(A::MAPS.affinity, key).or_else(|| copied_here(A::MAPS.new_affinity, key))
@@ -272,22 +273,22 @@ pub fn affinity<A: Net>(key: &AffinityKey<A>) -> Option<Affinity<A>> {
 
 #[inline(always)]
 pub fn set_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
-    // Refused, it costs the client its backend the next time.
+    // If the insert fails, the client may get another backend next time.
     let _set = A::MAPS.affinity.insert(key, affinity, 0);
 }
 
-/// Remembers the backend of a client that may not exist. Where the address has shown itself before,
-/// its row stays the only one.
+/// Stores the backend of a client whose address may be spoofed. If the address was proven before,
+/// updates the existing row instead.
 #[inline(always)]
 pub fn set_new_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
     match A::MAPS.affinity.find_here(key) {
         Some(shown) => shown.set(*affinity),
-        // Refused, it costs the client its backend the next time.
+        // If the insert fails, the client may get another backend next time.
         None => drop(A::MAPS.new_affinity.insert(key, affinity, 0)),
     }
 }
 
-/// Counts a flow that a set opens in turn, and returns the count before.
+/// Advances a set's round-robin counter, and returns the previous value.
 #[inline(always)]
 pub fn next_turn<A: Net>(set: &SetKey<A>) -> u32 {
     let Some(cursor) = A::MAPS.cursors.find_here(set) else {
@@ -312,12 +313,12 @@ pub fn connections<A: Net>(backend: SockAddr<A>, proto: Proto) -> u32 {
 pub fn connection_opened<A: Net>(backend: SockAddr<A>, proto: Proto) {
     let key = FrontendKey::new(backend.addr, backend.port, proto);
     match A::MAPS.connections.find(&key) {
-        // Not atomic: if two CPUs meet, the count is one off until the agent counts again.
+        // Not atomic: if two CPUs race, the count is off by one until the agent recounts.
         Some(count) => {
             count.update(|count| count.wrapping_add(1));
         }
         None => {
-            // Refused or beaten, the same.
+            // The same if the insert fails or another CPU is first.
             let _first = A::MAPS.connections.insert(key, 1, u64::from(BPF_NOEXIST));
         }
     }
@@ -331,23 +332,23 @@ pub fn connection_closed<A: Net>(backend: SockAddr<A>, proto: Proto) {
     }
 }
 
-/// Changes whenever an endpoint has ceased to serve.
+/// Returns a number that changes whenever an endpoint stops serving.
 #[inline(always)]
 pub fn generation() -> u32 {
     GENERATION.get(0).copied().unwrap_or(0)
 }
 
-/// An element of an array is never given to another key, and half of an old one is as good as the
-/// other.
+/// Returns the node's settings in place: array elements keep their key, and a mix of old and new
+/// fields is harmless.
 #[inline(never)]
 pub fn node() -> Option<&'static Node> {
     NODE.get(0)
 }
 
-/// Adds one to a counter of this CPU.
+/// Adds 1 to a counter of this CPU.
 ///
-/// Programs of sockets count as well, in the context of a process. If a packet's program comes
-/// between read and write, one of the two counts is lost.
+/// Socket programs count as well, in process context. If a packet's program interrupts the update,
+/// one of the two counts is lost.
 #[inline(always)]
 pub fn count(counter: impl Into<Counter>) {
     global_fn::kpx_count(counter.into().index());
@@ -360,16 +361,16 @@ pub fn count_at(index: u32) {
     }
 }
 
-/// A copy of a value. The agent or another CPU may replace the value meanwhile, and every value
-/// here is good for one packet whichever half of it is new. (Since Linux 6.1 the kernel may even
-/// give the element to another key. It does so if the agent's next write is on the CPU that this
-/// program was just taken off. See "A race in the kernel" in docs/limits.md.)
+/// Returns a copy of a value. The agent or another CPU may replace the value at the same time, and
+/// any mix of old and new is good for one packet. (Since Linux 6.1 the kernel may even give the
+/// element to another key, if the agent's next write is on the CPU where this program was just
+/// preempted. See "A race in the kernel" in docs/limits.md.)
 #[inline(always)]
 fn copied<K, V: Copy>(map: &impl Find<K, V>, key: &K) -> Option<V> {
     map.find(key).map(|value| value.copy())
 }
 
-/// The same, looked up where it is called: see [`Find::find_here`].
+/// The same, looked up inline: see [`Find::find_here`].
 #[inline(always)]
 fn copied_here<K, V: Copy>(map: &impl Find<K, V>, key: &K) -> Option<V> {
     map.find_here(key).map(|value| value.copy())

@@ -1,4 +1,4 @@
-//! Open flows.
+//! Opens flows.
 
 use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::connect::DialTime;
@@ -21,30 +21,31 @@ use crate::random::below;
 use crate::ring::Ring;
 use crate::setting::timeouts;
 
-/// Source ports tried in a draw. At nine tenths full one in five flows would need more.
+/// Source ports tried per draw. With nine tenths of the ports taken, one in five flows would need
+/// more.
 const PORT_TRIES: u32 = 16;
 
-/// Tries among them that pass by the ports of other programs' connections.
+/// The tries of these that avoid foreign NAT ports.
 const FOREIGN_NAT_TRIES: u32 = 12;
 
-/// Draws for a masqueraded client that has flows from the drawn ports already.
+/// Draws for a masqueraded client that already has flows from the drawn ports.
 const DRAWS: u32 = 4;
 
-/// Places in the half-open queue that are made for one flow, before it is given up.
+/// Attempts to free a place in the half-open queue for one flow, before the flow is refused.
 const PLACE_TRIES: u32 = 16;
 
-/// Flows of two entries that make room for one of four, and how far the queue is searched for them.
+/// The flows of two entries to evict for a flow of four, and the places to search for them.
 const FORGET_FLOWS: u32 = 2;
 const FORGET_TRIES: u32 = 16;
 
-/// Opens a flow: claims a source port by making the entries that must be unique. The opener's entry
-/// comes last, so that no packet of the flow can come back before its reply entries stand.
+/// Opens a flow: claims a source port by creating the entries that must be unique. The original
+/// entry comes last, so that the reply entries exist before the first reply comes in.
 #[inline(always)]
 pub fn flow<A: Net>(memory: Memory) -> Result<(), Reason> {
     A::open(memory).number().map(drop)
 }
 
-/// Does what [`flow`] says, for the packet and the opening of the scratch.
+/// Opens the flow for the packet and the opening in the scratch: see [`flow`].
 #[inline(always)]
 pub fn claim_entries<A: Net>(mut memory: Memory) -> Result<(), Reason> {
     let keeps_port = begin::<A>(memory.lend())?;
@@ -53,8 +54,8 @@ pub fn claim_entries<A: Net>(mut memory: Memory) -> Result<(), Reason> {
     } else {
         Claim::Taken
     };
-    // Another flow has the port. A second draw looks before it takes one. If it finds none, the
-    // port of before is made free.
+    // Another flow has the port. A second draw avoids the ports of other flows. If the draw fails,
+    // the flow that has the port is evicted, if it may be.
     if claimed == Claim::Taken && (A::draw_port(true, memory.lend()) || evict::<A>(memory.lend())) {
         claimed = A::claim(memory.lend());
     }
@@ -68,8 +69,8 @@ pub fn claim_entries<A: Net>(mut memory: Memory) -> Result<(), Reason> {
     conclude::<A>(claimed, memory)
 }
 
-/// Makes the flow in the scratch, and gives it its place among those that wait for an answer.
-/// Returns true if it keeps its client's port.
+/// Creates the flow in the scratch, and gives it a place among the half-open flows. Returns true if
+/// the flow keeps its client's port.
 #[inline(always)]
 fn begin<A: Net>(memory: Memory) -> Result<bool, Reason> {
     let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
@@ -105,8 +106,8 @@ fn begin<A: Net>(memory: Memory) -> Result<bool, Reason> {
     if !A::share(&flow.holder(), &flow.service, Register::ASK) {
         return Err(Reason::ClientShare);
     }
-    // A changed address brings the client's port among the node's own: there it must come from our
-    // range.
+    // With a changed address, the client's port would be among the node's own, so it must come from
+    // kpx's ranges.
     let keeps_port = !flow.is_snat() && !source.port_taken;
     if !enqueue(flow, packet.proto) {
         return Err(Reason::FlowsFull);
@@ -114,11 +115,10 @@ fn begin<A: Net>(memory: Memory) -> Result<bool, Reason> {
     Ok(keeps_port)
 }
 
-/// Puts a flow that does not exist yet at the end of this CPU's ring. Returns false if there is no
-/// place.
+/// Appends a flow, before its entries exist, to this CPU's ring. Returns false if no place is free.
 ///
-/// A flow of four entries takes two places, so that flows that wait fill no more than half of the
-/// table. The second one stands for nothing once the first has gone.
+/// A flow of four entries takes two places, so that half-open flows fill at most half of the table.
+/// The second place is void once the first is gone.
 #[inline(always)]
 fn enqueue<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     take_place(flow, proto) && (!flow.has(Flow::<A>::WIDE) || take_place(flow, proto))
@@ -133,15 +133,15 @@ fn take_place<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     place.is_some()
 }
 
-/// Finds a place at the end of this CPU's ring of waiting flows. If the ring is full, its first
-/// flow has to go.
+/// Takes a place at the end of this CPU's ring of half-open flows. If the ring is full, its first
+/// flow has to leave.
 ///
-/// Where flows beyond half-open take more than half of the table, [`make_room`] makes room for
-/// others. Returns None if streams that are spared took every place.
+/// If flows beyond half-open fill more than half of the table, [`make_room`] makes room for new
+/// flows. Returns `None` if spared streams take every place.
 #[inline(always)]
 pub fn half_open_place<A: Net>() -> Option<u32> {
     let ring = Ring::own();
-    // A stream that has to leave the ring finds a place then.
+    // Frees a place for a stream that has to leave this CPU's ring.
     if maps::is_full::<A>(ring.streams()) {
         A::forget_first_flow(ring.streams(), true);
     }
@@ -155,8 +155,8 @@ pub fn half_open_place<A: Net>() -> Option<u32> {
     None
 }
 
-/// Makes room in a full table, where there are half-open flows: of this CPU's ring first, then of
-/// any. Returns true if so.
+/// Makes room in a full table by closing half-open flows: of this CPU's ring first, then of any
+/// ring. Returns true if it has closed a flow.
 #[inline(always)]
 pub fn make_room<A: Net>() -> bool {
     let mut forgotten = 0;
@@ -166,7 +166,7 @@ pub fn make_room<A: Net>() -> bool {
         } else {
             Ring::any()
         };
-        // A sum without a branch: the verifier follows each of two ways through all tries.
+        // A sum without a branch: the verifier would follow both branches through all tries.
         forgotten += A::forget_first_flow(ring, false);
         if forgotten >= FORGET_FLOWS {
             break;
@@ -175,14 +175,14 @@ pub fn make_room<A: Net>() -> bool {
     forgotten != 0
 }
 
-/// Takes the first flow out of a half-open ring, and closes it if it is half-open or expired.
-/// Returns true if so.
+/// Removes the first flow from a half-open ring, and closes the flow if it is half-open or expired.
+/// Returns true if it has closed the flow.
 ///
-/// While no agent sweeps, no other code closes expired flows. The flow may be another one that the
-/// same client has opened since: that one goes a round too early. If the caller `spares` UDP flows
-/// that go on ([`Flow::is_stream_since`]), they go to the end of the ring instead, and keep their
-/// backend. Only a flood of such streams makes them go. A flow that is a stream for as long as it
-/// lives goes to the ring of streams, if that has a place.
+/// While no agent sweeps, no other code closes expired flows. The key may belong to a later flow of
+/// the same client, which is then evicted one round early. If the caller `spares` active UDP flows
+/// ([`Flow::is_stream_since`]), these move to the end of the ring instead, and keep their backend.
+/// Only a flood of such streams evicts them. An assured flow moves to the ring of streams, if that
+/// has a place.
 #[inline(always)]
 pub fn forget_first<A: Net>(
     ring: Ring,
@@ -206,8 +206,8 @@ pub fn forget_first<A: Net>(
     true
 }
 
-/// Gives a half-open flow another place, if it shall have one. A function of its own, as the next
-/// one.
+/// Moves a half-open flow to another place, if it may stay. Returns true if the flow has moved. A
+/// separate function, for the reason of [`is_evictable`].
 #[inline(never)]
 fn keeps_place<A: Net>(ring: Ring, place: &Place<A>, flow: &Flow<A>, spares: bool) -> bool {
     let proto = place.opener.proto();
@@ -226,13 +226,13 @@ fn keeps_place<A: Net>(ring: Ring, place: &Place<A>, flow: &Flow<A>, spares: boo
     maps::enqueue(to, &place.opener, now_secs)
 }
 
-/// A function of its own: what it needs of the stack is free again before [`close`] needs its own.
+/// A separate function, so that its stack is free again before [`close`] needs stack.
 #[inline(never)]
 fn is_evictable<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     flow.is_evictable(proto, now_secs(), timeouts())
 }
 
-/// Counts a flow that has its entries.
+/// Counts a flow whose entries are made, and returns the reason if they are not.
 #[inline(never)]
 fn conclude<A: Net>(claimed: Claim, memory: Memory) -> Result<(), Reason> {
     let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
@@ -247,8 +247,8 @@ fn conclude<A: Net>(claimed: Claim, memory: Memory) -> Result<(), Reason> {
             }
             Ok(())
         }
-        // Another CPU has opened this very flow meanwhile, for a copy of the same packet: its
-        // choice counts.
+        // Another CPU has opened this flow for a copy of the same packet: the other CPU's choice
+        // counts.
         Claim::Opened => {
             let opener = flow.opener_key(proto);
             maps::flow(&opener, flow)
@@ -260,8 +260,8 @@ fn conclude<A: Net>(claimed: Claim, memory: Memory) -> Result<(), Reason> {
     }
 }
 
-/// Gives the flow in the scratch a source port at random. One that `looks` returns false if all that
-/// it tries are other flows'.
+/// Gives the flow in the scratch a random source port. If it `looks`, it avoids the ports of other
+/// flows. Returns false if all tries fail.
 #[inline(always)]
 pub fn draw_port<A: Net>(looks: bool, memory: Memory) -> bool {
     let Some((scratch, _)) = memory.scratch::<A>() else {
@@ -280,11 +280,11 @@ pub fn draw_port<A: Net>(looks: bool, memory: Memory) -> bool {
             return false;
         };
         flow.source.port = port;
-        // A pod that is served by itself, from the port that it serves: both directions would look
-        // alike between the hooks.
+        // If a pod is its own backend, and its source port is the port that it serves, both
+        // directions look alike between the hooks.
         let is_own_port = flow.client_between() == flow.backend;
-        // Between the hooks a masqueraded flow has another tuple, which only the same client's
-        // flows can have.
+        // Between the hooks a masqueraded flow has another tuple, which only flows of the same
+        // client can have.
         let is_taken = looks && flow.is_snat_on_devices() && maps::is_flow(&flow.undnat_key(proto));
         if !is_own_port && !is_taken {
             return true;
@@ -293,7 +293,7 @@ pub fn draw_port<A: Net>(looks: bool, memory: Memory) -> bool {
     false
 }
 
-/// The way to draw a port, in the bits of a key's last word that the key leaves free.
+/// The mode of a draw, in bits of a key's last word that the key leaves free.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Draw(pub u64);
@@ -313,8 +313,8 @@ impl Draw {
     }
 }
 
-/// Draws a port for the destination of a flow's replies. Returns None if all tries met other
-/// flows'.
+/// Draws a port for the destination of a flow's replies. Returns `None` if all tries met ports of
+/// other flows.
 #[inline(always)]
 pub fn draw<A: Net>(mut replies: FlowKey<A>, draw: Draw) -> Option<Port> {
     let (first, count) = if draw.has(Draw::CLIENTS) {
@@ -327,9 +327,9 @@ pub fn draw<A: Net>(mut replies: FlowKey<A>, draw: Draw) -> Option<Port> {
     for nth in 0..PORT_TRIES {
         let port = Port::new(first + below(count) as u16);
         replies.set_dport(port);
-        // One key for both looks: it takes the half of this function's stack.
+        // One key for both look-ups halves this function's stack.
         replies.set_hook(Hook::INGRESS);
-        // Rather another program's port than none.
+        // Falls back to a port that another program may use.
         let is_foreign_nat =
             nth < FOREIGN_NAT_TRIES && maps::foreign_nat(&replies).is_there(now_secs);
         replies.set_hook(hook);
@@ -371,11 +371,11 @@ impl Claim {
     }
 }
 
-/// Makes room for `flow` where an expired flow has its tuple, before the agent has swept it, or
-/// half-open. True if so.
+/// Makes room for `flow` by closing a flow that has its tuple, and is expired or half-open. Returns
+/// true if it has closed a flow.
 ///
-/// Not at every try: where few ports are taken, it is better to leave those alone that a backend
-/// may still remember.
+/// Only after failed draws: while few ports are taken, the flows that a backend may still remember
+/// are better left alone.
 #[inline(never)]
 fn evict<A: Net>(memory: Memory) -> bool {
     let Some((scratch, _)) = memory.scratch::<A>() else {
@@ -388,7 +388,7 @@ fn evict<A: Net>(memory: Memory) -> bool {
         ..
     } = scratch;
     let proto = packet.proto;
-    // Another client's flow is in the way only where both show the node's address.
+    // A flow of another client collides only if both have the node's address.
     let is_taken = holder(flow, Kind::UNDNAT, old, proto)
         || flow.is_snat_on_devices() && holder(flow, Kind::UNSNAT, old, proto);
     if !is_taken {
@@ -408,8 +408,8 @@ fn evict<A: Net>(memory: Memory) -> bool {
     true
 }
 
-/// Closes a flow that has a port of another program's connection, if the flow is half-open and
-/// silent. A pod chooses its ports, and must not get an answer that another client waits for.
+/// Closes a flow that has a foreign NAT port, if the flow is half-open and silent. A pod chooses
+/// its ports, and must not receive an answer for which another client waits.
 #[inline(never)]
 pub fn end_if_silent<A: Net>(flow: &Flow<A>, proto: Proto) {
     if flow.is_half_open(proto) && !is_recent(flow.idle_secs(now_secs())) {
@@ -423,19 +423,20 @@ fn is_expired<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     flow.is_expired(proto, now_secs(), timeouts())
 }
 
-/// Returns true if a flow keeps its port: one beyond half-open, and a stream that was just heard.
+/// Returns true if a flow keeps its port: it is beyond half-open, or a stream with a recent packet.
 #[inline(never)]
 fn lasts<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
     !flow.is_half_open(proto) || flow.is_assured() && is_recent(flow.idle_secs(now_secs()))
 }
 
-/// Finds the flow that has the key of an entry of `flow`.
+/// Copies the flow that has the key of an entry of `flow` to `old`. Returns false if the key is
+/// free.
 #[inline(never)]
 fn holder<A: Net>(flow: &Flow<A>, kind: Kind, old: &mut Flow<A>, proto: Proto) -> bool {
     maps::flow(&flow.key_as(kind, proto), old).is_some()
 }
 
-/// Makes all entries of the flow in the scratch, or none.
+/// Creates all entries of the flow in the scratch, or removes them again.
 #[inline(always)]
 pub fn claim<A: Net>(memory: Memory) -> Claim {
     let Some((scratch, _)) = memory.scratch::<A>() else {
@@ -466,15 +467,15 @@ pub fn claim<A: Net>(memory: Memory) -> Claim {
         }
     }
     if claimed == Claim::Made {
-        // This packet passes the opener's entry.
+        // The original entry counts this packet.
         flow.passed = Passed {
             packets: packet.segments.into(),
             bytes: packet.len.into(),
         };
         flow.set_cached_route(way.original);
         if proto == Proto::TCP {
-            // The moment is in the reply's entry. A second try without it costs the measurement
-            // alone.
+            // The reply entry has the time of the SYN. A second claim lacks the time, which costs
+            // only the measurement.
             flow.generation = Proof::NONE.0;
         }
         claimed = put(flow, Kind::DNAT, proto);
@@ -503,10 +504,10 @@ fn put<A: Net>(flow: &mut Flow<A>, kind: Kind, proto: Proto) -> Claim {
     }
 }
 
-/// Returns true if a flow's packets to its backend look just like this one.
+/// Returns true if a flow's packets to its backend have this packet's tuple.
 ///
-/// A masqueraded flow has another source on the wire, so it collides with nothing there. Only
-/// packets of pods count between the hooks as well.
+/// On the wire a masqueraded flow has another source, so there it collides with no packet. Only
+/// packets of pods are seen between the hooks as well.
 #[inline(never)]
 pub fn collides<A: Net>(packet: &Packet<A>, from_pod: bool, flow: &mut Flow<A>) -> bool {
     let back = FlowKey::new(Hook::EGRESS, packet.proto, packet.dst, packet.src);
@@ -516,7 +517,7 @@ pub fn collides<A: Net>(packet: &Packet<A>, from_pod: bool, flow: &mut Flow<A>) 
     {
         return false;
     }
-    // Unless this is itself a reply: two peers may dial each other's services from the ports that
+    // Not if this packet is a reply: two peers may dial each other's services from the ports that
     // they serve.
     let itself = FlowKey::new(Hook::EGRESS, packet.proto, packet.src, packet.dst);
     maps::flow(&itself, flow).is_none() || flow.kind != Kind::UNDNAT

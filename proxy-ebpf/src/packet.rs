@@ -119,7 +119,7 @@ impl Found {
     }
 }
 
-/// The kind of packet to read, in a register.
+/// The kind of a packet, for [`parse`], in a register.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Reading(pub u32);
@@ -128,7 +128,7 @@ impl Reading {
     pub const ETHERNET: Self = Self(0);
     /// The packet starts with its IP header.
     const HEADERLESS: Self = Self(1);
-    /// The packet is one of the host's to itself, which may go to a loopback address.
+    /// The packet goes from the host to itself, perhaps to a loopback address.
     pub const WITHIN_HOST: Self = Self(2);
 
     #[inline(always)]
@@ -149,7 +149,7 @@ impl Reading {
     }
 }
 
-/// Reads a packet as it is at `hook`, into the scratch.
+/// Parses a packet as it is at `hook`, into the scratch.
 #[inline(always)]
 pub fn parse<A: Net>(skb: Skb, hook: Hook, reading: Reading, memory: Memory) -> Result<(), Reason> {
     let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;

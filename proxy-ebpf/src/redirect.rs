@@ -330,8 +330,8 @@ fn note_direct<A: Net>(flow: &Flow<A>, proto: Proto, is_direct: bool) {
     }
 }
 
-/// Plans a packet that may come from a backend: one to the node's address with an `Unsnat` entry
-/// (`is_unsnat`), or one without an entry at ingress.
+/// Plans a packet that may come from a backend: a packet to the node's address with an `Unsnat`
+/// entry (`is_unsnat`), or a packet without an entry at ingress.
 #[inline(always)]
 fn from_backend<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool) -> Plan {
     let Scratch {
@@ -348,8 +348,8 @@ fn from_backend<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, is_unsnat: bool)
         packet.flow_key(Hook::EGRESS)
     };
     let entry = maps::flow(&key, other);
-    // From memory, for what comes next is verified once so, and for the sake of old kernels: see
-    // "Do not" in the README.
+    // Read from memory, so that the code below is verified once, and for old kernels: see "Do not"
+    // in README.md.
     let is_unsnat = maps::again(&becomes.plan) != 0;
     if !is_unsnat {
         let is_of_liberal = entry.is_some() && liberal::is_liberal(other);

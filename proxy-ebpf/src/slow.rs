@@ -1,9 +1,9 @@
-//! The slow path: what the hooks do with all packets that no fast path has finished.
+//! The slow path: the hooks' work for all packets that no fast path has finished.
 //!
-//! One program has it for all hooks (`kpx_slow`; `kpx_slow_l3` for devices without Ethernet
+//! One program contains it for all hooks (`kpx_slow`; `kpx_slow_l3` for devices without Ethernet
 //! header), so that a start verifies each of its parts once. The hooks' programs reach it by a tail
-//! call through [`maps::call_slow`]. The kernel empties that array with its last descriptor or pin.
-//! Where nothing pins it (`SPLIT` is 0), each hook's program has the slow path itself.
+//! call ([`maps::call_slow`]). The kernel empties the program array with the array's last
+//! descriptor or pin. Without a pin (`SPLIT` is 0), each hook's program contains the slow path.
 
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::{Event, Reason, Verdict};
@@ -19,7 +19,7 @@ use crate::setting::SPLIT;
 use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{anchor, egress, icmp, ingress, lo, log, monitor, not_ip};
 
-/// Ends a packet's way with the outcome of a fast path, or leaves the packet to the slow path.
+/// Finishes a packet with the outcome of a fast path, or leaves the packet to the slow path.
 #[inline(always)]
 pub fn finish<A: Forward>(
     skb: Skb,
@@ -37,7 +37,7 @@ pub fn finish<A: Forward>(
     }
     skb.hand_over(hook, &outcome);
     maps::call_slow(skb, hook.slow());
-    // The array has lost the program.
+    // The array lacks the program.
     let reason = match outcome.result() {
         Err(reason) => reason,
         Ok(_) if may_have_flow::<A>(skb, link) => Reason::SlowPathMissing,
@@ -55,8 +55,8 @@ pub fn finish<A: Forward>(
     }
 }
 
-/// Returns true if an end of the packet has flows: untranslated, it would reset a connection. Other
-/// packets pass, so that the node stays reachable without a slow path.
+/// Returns true if an end of the packet has flows: untranslated, the packet would reset its
+/// connection. Other packets pass, so that the node stays reachable without a slow path.
 #[inline(never)]
 fn may_have_flow<A: Net>(skb: Skb, link: LinkHeader) -> bool {
     let head = match link {
@@ -66,7 +66,7 @@ fn may_have_flow<A: Net>(skb: Skb, link: LinkHeader) -> bool {
     head.is_some_and(|head| Marked::of(head.src(), head.dst()) != Marked::NONE)
 }
 
-/// Leaves a packet to the slow path, of a hook that has no fast path.
+/// Leaves a packet to the slow path, at a hook without a fast path.
 #[inline(always)]
 pub fn leave_all(skb: Skb, link: LinkHeader, hook: PacketHook, memory: Memory) -> i32 {
     let outcome = Outcome::NOT_ESTABLISHED;
@@ -77,7 +77,7 @@ pub fn leave_all(skb: Skb, link: LinkHeader, hook: PacketHook, memory: Memory) -
     }
 }
 
-/// Takes a packet that a hook's program has left to the slow path by a tail call.
+/// Handles a packet that a hook's program has handed over by a tail call.
 #[inline(always)]
 pub fn take(skb: Skb, link: LinkHeader, memory: Memory) -> i32 {
     let Some((hook, outcome)) = skb.handed_over() else {
@@ -132,17 +132,17 @@ fn with_ethernet<A: Forward>(skb: Skb, hook: PacketHook, memory: Memory) -> Outc
     }
 }
 
-/// Does at a device whose packets start with their IP header (tunnels, WireGuard, PPP, tun) what
-/// the hooks of Ethernet devices do.
+/// Handles a packet at a device whose packets start with their IP header (tunnels, WireGuard, PPP,
+/// tun), as the hooks of Ethernet devices do.
 ///
-/// Nothing is delivered past the stack from or to such a device. It is never an edge
+/// Packets from and to such a device always take the stack. The device is never an edge
 /// ([`Device::EDGE`](proxy_common::device::Device::EDGE)), so nothing clears a mark here.
 #[inline(always)]
 fn headerless<A: Forward>(skb: Skb, hook: PacketHook, mark: PacketMark, memory: Memory) -> Outcome {
     if hook != PacketHook::HeaderlessEgress {
         return ingress::<A>(skb, LinkHeader::None, memory);
     }
-    // A fragment, perhaps; the hook weighs the mark again once it knows.
+    // The packet may be a fragment. The hook checks the mark again after parsing.
     if skb.weigh(mark, true).is_done() {
         skb.settle_packet_mark();
         return Outcome::new(Err(Reason::NotOurs));
@@ -150,7 +150,7 @@ fn headerless<A: Forward>(skb: Skb, hook: PacketHook, mark: PacketMark, memory: 
     egress::<A>(skb, LinkHeader::None, memory)
 }
 
-/// Tries a packet of another protocol as an ICMP error about a packet of ours.
+/// Handles a packet of another protocol, if it is an ICMP error about a packet of a flow.
 #[inline(always)]
 fn error<A: Forward>(
     skb: Skb,
@@ -171,8 +171,8 @@ fn error<A: Forward>(
     outcome
 }
 
-// Functions of their own. So the verifier's work stays small, and their stack is free again before
-// anything is answered or logged.
+// Separate functions, so that the verifier's work stays small, and their stack is free again before
+// replies and logs.
 
 #[inline(never)]
 fn ingress<A: Forward>(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
@@ -205,8 +205,7 @@ fn icmp<A: Forward>(
     Outcome::new(icmp::run::<A>(skb, link, hook, mark, memory))
 }
 
-/// Returns the action of a packet that needs nothing else: it was translated, or is one of the many
-/// that belong to no flow and pass.
+/// Returns the action of a translated packet. Counts and passes a packet without a flow.
 #[inline(always)]
 fn ended(hook: PacketHook, outcome: &Outcome) -> Option<Action> {
     if hook != PacketHook::Anchor
@@ -227,8 +226,8 @@ fn conclude<A: Net>(skb: Skb, hook: PacketHook, outcome: Outcome, mut memory: Me
     }
 }
 
-/// Counts a reason and does what its verdict says. Nothing else decides the fate of a packet that
-/// is not translated.
+/// Counts a reason, and applies its verdict. No other code decides the fate of an untranslated
+/// packet.
 #[inline(always)]
 pub fn refuse<A: Net>(skb: Skb, hook: HookId, outcome: Outcome, memory: Memory) -> Action {
     let (Err(reason), Some(hook)) = (outcome.result(), hook.known()) else {

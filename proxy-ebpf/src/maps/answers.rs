@@ -1,11 +1,12 @@
-//! The number of packets answered in this second.
+//! The number of packets that this CPU has answered in the current second.
 
 use proxy_common::counter::Counter;
 
 use super::{COUNTERS, Find};
 use crate::setting::ANSWERS_PER_SEC;
 
-/// A kind of sender that is answered. Each has a share, which a flood of others does not use up.
+/// A kind of sender. Each kind has a separate limit, so that a flood of one kind leaves answers for
+/// the rest.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub enum Asker {
@@ -18,15 +19,15 @@ impl Asker {
     pub const COUNT: u32 = Self::Other as u32 + 1;
 }
 
-/// Returns true if this CPU may answer one more packet in this second, and counts it.
+/// Counts an answer. Returns true if it is within this CPU's limit for the current second.
 #[inline(always)]
 pub fn may_answer(asker: Asker, now_secs: u32) -> bool {
     let limit = ANSWERS_PER_SEC.get();
     answers_in(asker, now_secs) < limit
 }
 
-/// Counts an answer, and says how many this CPU gave before it in this second. The upper half of
-/// the count is the second.
+/// Counts an answer, and returns the number of this CPU's earlier answers in this second. The upper
+/// half of the counter is the second.
 #[inline(always)]
 fn answers_in(asker: Asker, now_secs: u32) -> u32 {
     let Some(answered) = COUNTERS.find_here(&(Counter::COUNT + asker as u32)) else {

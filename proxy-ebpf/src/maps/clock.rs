@@ -1,4 +1,4 @@
-//! The time, which costs more to ask for than most of what a packet costs.
+//! A cheap clock: reading the kernel's clock would be a large part of a packet's cost.
 
 use aya_ebpf::helpers::generated::bpf_jiffies64;
 
@@ -6,7 +6,7 @@ use super::live::part;
 use super::{CPUS, Find};
 use crate::global_fn;
 
-/// The time in seconds as `ask` tells it, asked once in each tick of the kernel's.
+/// Returns the time in seconds that `ask` returns, and calls `ask` once per kernel tick.
 #[inline(always)]
 pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
     // SAFETY: the helper takes no arguments and cannot fail.
@@ -16,7 +16,7 @@ pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
     };
     let last = part!(cpu.jiffies);
     let secs = part!(cpu.secs);
-    // The ticks are written last: if another program comes in between, it asks itself.
+    // The tick is written last: a program that interrupts this function calls `ask` itself.
     if last.copy() != jiffies {
         secs.set_in_order(ask());
         last.set_in_order(jiffies);
@@ -24,8 +24,7 @@ pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
     secs.copy()
 }
 
-/// Seconds since boot, late by a tick of the kernel's at the most, and cheaper: for what is asked
-/// of every packet.
+/// Returns the seconds since boot, at most one kernel tick late: cheap enough for every packet.
 #[inline(always)]
 pub fn about_now_secs() -> u32 {
     global_fn::kpx_about_now()

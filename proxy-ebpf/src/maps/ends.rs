@@ -1,4 +1,4 @@
-//! The ends that have flows, by marks that many of them share: see [`proxy_common::ways`].
+//! The marks of ends that have flows. Many ends share a mark: see [`proxy_common::ways`].
 
 use proxy_common::addr::{Addr, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Hook, may_be_drawn};
@@ -8,21 +8,20 @@ use super::Find;
 use super::exits::WAYS;
 use super::live::part;
 
-/// The ends of a packet that may have flows, in a register.
+/// The marked ends of a packet, in a register.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Marked(u32);
 
 impl Marked {
-    /// No entry of a device's hook has this packet's tuple, nor that of its answer.
+    /// No entry of a device's hook has the packet's tuple, or the tuple of its reply.
     pub const NONE: Self = Self(0);
-    /// The first one may, or both.
+    /// The first end is marked; the second may be.
     pub const FIRST: Self = Self(1);
-    /// The second one alone.
+    /// Only the second end is marked.
     const SECOND: Self = Self(2);
 
-    /// Asks about a packet's ends. The second one is not asked about where the first one has a
-    /// mark.
+    /// Looks up the marks of a packet's ends: the second only if the first has no mark.
     #[inline(always)]
     pub fn of<A: Addr>(first: SockAddr<A>, second: SockAddr<A>) -> Self {
         let oldest = WAYS
@@ -38,8 +37,8 @@ impl Marked {
         }
     }
 
-    /// Returns true if no entry of an ingress hook has the tuple of a packet to this port. Its
-    /// source is the first end.
+    /// Returns true if no entry of an ingress hook has the tuple of a packet to this port. The
+    /// first end must be the packet's source.
     #[inline(always)]
     pub fn is_answer_to_client(self, dport: u16) -> bool {
         self == Self::SECOND && !may_be_drawn(dport)
@@ -52,7 +51,7 @@ fn is_marked<A: Addr>(end: SockAddr<A>, oldest: u32) -> bool {
         .is_none_or(|cell| counts(cell.read(|cell| cell.first), oldest))
 }
 
-/// Marks the end of an entry that is about to be made.
+/// Marks the end of an entry that is about to be created.
 #[inline(always)]
 pub(super) fn mark<A: Addr>(key: &FlowKey<A>, flow: &Flow<A>) {
     if key.hook() == Hook::ANCHOR {
@@ -62,7 +61,7 @@ pub(super) fn mark<A: Addr>(key: &FlowKey<A>, flow: &Flow<A>) {
         return;
     };
     let round = round.read(|round| round.first);
-    // Other CPUs read the cell all the time.
+    // Written only if it changes, because other CPUs read the cell all the time.
     if let Some(cell) = WAYS.find_here(&cell_row(&flow.marked_end(key)))
         && cell.read(|cell| cell.first) != round
     {

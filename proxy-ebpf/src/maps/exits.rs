@@ -1,5 +1,5 @@
-//! The links to the pods of this node, as the kernel last told them, and the agent's words about
-//! them.
+//! The links to the pods of this node, from the kernel's last answers, and the agent's settings for
+//! the fast path.
 
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::Array;
@@ -9,21 +9,22 @@ use super::live::part;
 use super::{Find, Live};
 use crate::net::Net;
 
-/// The rows: 2 to this power. Two pods whose addresses share one take turns.
+/// The binary logarithm of the number of rows. Two pods with the same row replace each other's
+/// link.
 const EXITS_BITS: u32 = 14;
 
-/// The last link of a packet that goes into a pod.
+/// The link of the last packet into a pod.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Exit {
     /// The pod's address, in words.
     pub pod: [u32; 4],
-    /// Interface index of the device in front of the pod; 0 while the row is empty, or being
+    /// Interface index of the device in front of the pod; 0 while the row is empty or being
     /// written.
     pub ifindex: u32,
-    /// The longest IP packet that the route and the device take, in bytes.
+    /// The longest IP packet for the route and the device, in bytes.
     pub mtu: u32,
-    /// Destination and source of the frame.
+    /// Destination and source addresses of the frame.
     pub macs: [u32; 3],
 }
 
@@ -44,8 +45,8 @@ pub fn opens_until() -> u32 {
         .map_or(0, |row| row.read(|row| row.second))
 }
 
-/// Returns the link to a pod, if it leads through this device. A row that another CPU writes may
-/// have another pod's link addresses.
+/// Returns the link to a pod, if it leads through this device. While another CPU writes the row,
+/// the link may have another pod's addresses.
 #[inline(always)]
 pub fn exit<A: Net>(ifindex: u32, pod: &A) -> Option<Exit> {
     let (pod, row) = row(pod)?;
@@ -59,7 +60,7 @@ pub fn exit<A: Net>(ifindex: u32, pod: &A) -> Option<Exit> {
     (differences == 0 && ifindex != 0).then_some(exit)
 }
 
-/// Keeps the link to a pod.
+/// Stores the link to a pod.
 #[inline(always)]
 pub fn keep_exit<A: Net>(pod: &A, ifindex: u32, mtu: u32, macs: [u32; 3]) {
     let Some((pod, row)) = row(pod) else { return };
@@ -87,7 +88,7 @@ pub fn keep_exit<A: Net>(pod: &A, ifindex: u32, mtu: u32, macs: [u32; 3]) {
 /// Returns a pod's address in words, and its row.
 #[inline(always)]
 fn row<A: Net>(pod: &A) -> Option<([u32; 4], Live<Exit>)> {
-    // 2^32 divided by the golden ratio: the addresses of a network lie far apart.
+    // 2^32 divided by the golden ratio, which spreads neighbouring addresses.
     const MULTIPLIER: u32 = 0x9e37_79b9;
     let words = pod.words();
     let sum = words

@@ -1,4 +1,4 @@
-//! The flow table: entries claimed, found, changed, removed.
+//! The flow table: creates, finds, changes and removes entries.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::addr::Proto;
@@ -8,19 +8,19 @@ use super::live::part;
 use super::{Find, Live, ends};
 use crate::net::Net;
 
-/// A reason for which an entry could not be made.
+/// The reason why an entry was not created.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// Its key is taken.
+    /// The key is taken.
     Taken,
     Full,
 }
 
-/// Makes an entry, unless its key is taken.
+/// Creates an entry, unless its key is taken.
 #[inline(always)]
 pub fn claim_flow<A: Net>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refused> {
     const EEXIST: i32 = -17;
-    // Before the entry: a packet that finds no mark does not look for it.
+    // Before the entry: hooks do not look up packets without a mark.
     ends::mark(key, flow);
     A::MAPS
         .flows
@@ -31,19 +31,19 @@ pub fn claim_flow<A: Net>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refuse
         })
 }
 
-/// Returns false if there was none.
+/// Removes an entry. Returns false if it does not exist.
 #[inline(always)]
 pub fn remove_flow<A: Net>(key: &FlowKey<A>) -> bool {
     A::MAPS.flows.remove(key).is_ok()
 }
 
-/// An entry of the flow table, where it lives.
+/// An entry of the flow table, in place.
 pub type Entry<A> = Live<Flow<A>>;
 
-/// The entry at `key`, its value copied to `flow`.
+/// Finds the entry at `key`, and copies its value to `flow`.
 ///
-/// The kernel may give a deleted element to another key while we read it. So a value that does not
-/// belong to its key counts as none.
+/// The kernel may give a deleted element to another key during the copy. So a value that does not
+/// match its key counts as missing.
 #[inline(never)]
 pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
     let live = A::MAPS.flows.find_here(key)?;
@@ -51,48 +51,48 @@ pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
     (flow.key(key.proto()) == *key).then_some(live)
 }
 
-/// The entry at `key`, nothing of it copied. What was read of it counts if [`Entry::is_at`] says so
-/// *after* that.
+/// Finds the entry at `key`, without a copy. Reads from the entry are valid if [`Entry::is_at`]
+/// returns true *after* them.
 ///
-/// The kernel gives an element its new value from the front. The fields of the key are in front of
-/// most fields that are read.
+/// The kernel writes an element's new value from the front. The fields of the key precede most
+/// fields that are read.
 #[inline(always)]
 pub fn live_flow<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
     A::MAPS.flows.find(key)
 }
 
-/// The same for what most packets take: see [`Find::find_here`].
+/// The same, looked up inline: see [`Find::find_here`].
 #[inline(always)]
 pub fn live_flow_here<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
     A::MAPS.flows.find_here(key)
 }
 
-/// Returns true if there is an entry at `key`.
+/// Returns true if `key` has an entry.
 #[inline(always)]
 pub fn is_flow<A: Net>(key: &FlowKey<A>) -> bool {
     A::MAPS.flows.find(key).is_some()
 }
 
-/// Returns true if the entry at `key` gives a backend's answers their frontend's address back.
+/// Returns true if the entry at `key` restores the frontend's address in a backend's replies.
 #[inline(always)]
 pub fn is_undnat<A: Net>(key: &FlowKey<A>) -> bool {
     live_flow(key)
         .is_some_and(|entry| entry.read(|flow| flow.kind) == Kind::UNDNAT && entry.is_at(key))
 }
 
-/// The opener's entry of `flow`.
+/// Finds the original entry of `flow`.
 #[inline(never)]
 pub fn opener<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
     A::MAPS.flows.find_here(&flow.opener_key(proto))
 }
 
-/// The entry that gives replies of `flow` their frontend's address back.
+/// Finds the entry that restores the frontend's address in replies of `flow`.
 #[inline(never)]
 pub fn undnat<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
     A::MAPS.flows.find_here(&flow.undnat_key(proto))
 }
 
-/// The opener's entry of the TCP flow that a live entry belongs to.
+/// Finds the original entry of the TCP flow of a live entry.
 #[inline(always)]
 pub fn opener_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
     A::MAPS
@@ -100,7 +100,7 @@ pub fn opener_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
         .find_here(&entry.read(|flow| flow.opener_key(Proto::TCP)))
 }
 
-/// The reply's entry of the TCP flow that a live entry belongs to: see [`undnat`].
+/// Finds the reply entry of the TCP flow of a live entry: see [`undnat`].
 #[inline(always)]
 pub fn undnat_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
     A::MAPS
@@ -112,8 +112,8 @@ impl<A: Net> Entry<A> {
     /// Returns true if this still is the entry at `key`.
     #[inline(always)]
     pub fn is_at(&self, key: &FlowKey<A>) -> bool {
-        // Compared in each arm: behind the match the compiler would read by pointers that it has
-        // chosen there.
+        // Compared in each arm: after the match, the compiler would read through pointers that it
+        // has chosen there.
         self.read(|flow| match flow.kind.known() {
             Some(EntryKind::Dnat) => flow.opener_key(key.proto()) == *key,
             Some(EntryKind::Undnat) => flow.undnat_key(key.proto()) == *key,
@@ -123,10 +123,11 @@ impl<A: Net> Entry<A> {
         })
     }
 
-    // The element may change hands while it is written. Its new owner is a flow of the same second,
-    // whose end is noticed early or late once: the timeouts bound what that can cost.
+    // The kernel may give the element to another key before a write. Then the new owner is a flow
+    // of the same second, whose end may be recorded early or late once: the timeouts bound the
+    // cost.
 
-    /// Counts a packet: see [`Passed`](proxy_common::service_counts::Passed).
+    /// Counts packets: see [`Passed`](proxy_common::service_counts::Passed).
     #[inline(always)]
     pub fn count(&self, packets: u32, bytes: u32) {
         part!(self.passed.packets).update(|count| count.wrapping_add(packets.into()));
@@ -148,8 +149,8 @@ impl<A: Net> Entry<A> {
         part!(self.generation).set(proof);
     }
 
-    /// Keeps a judgement of the sender. The term comes last: until then another CPU finds a
-    /// judgement of another term.
+    /// Stores a validated route. The term comes last: until then, other CPUs read a route of
+    /// another term.
     #[inline(always)]
     pub fn set_cached_route(&self, cached_route: CachedRoute) {
         let [client, frontend, backend, source] = cached_route.spares();

@@ -1,4 +1,4 @@
-//! The half-open queue: rings of openers' keys, two for each CPU.
+//! The half-open queue: rings of the keys of original entries, two for each CPU.
 
 use proxy_common::flow::FlowKey;
 use proxy_common::half_open::Place;
@@ -8,7 +8,7 @@ use super::live::part;
 use crate::net::Net;
 use crate::ring::Ring;
 
-/// Takes the place at the end of a ring of this CPU. Returns its number, or None if the ring is
+/// Takes the place at the end of a ring of this CPU. Returns its number, or `None` if the ring is
 /// full.
 #[inline(always)]
 pub fn free_place<A: Net>(ring: Ring) -> Option<u32> {
@@ -29,17 +29,17 @@ pub fn is_full<A: Net>(ring: Ring) -> bool {
         .is_some_and(|ends| part!(ends.ends).copy().free(ring.places()).is_none())
 }
 
-/// Gives a place that was taken to a flow.
+/// Assigns a taken place to a flow.
 #[inline(always)]
 pub fn set_place<A: Net>(number: u32, opener: &FlowKey<A>, since_secs: u32) {
-    // Without a place, a flow goes with its time.
+    // Without a place, the flow ends by its timeout.
     if let Some(place) = A::MAPS.half_open.find_here(&number) {
         part!(place.opener).set(*opener);
         part!(place.since_secs).set(since_secs);
     }
 }
 
-/// Puts an opener's key at the end of a ring of this CPU. Returns false if the ring is full.
+/// Appends the key of an original entry to a ring of this CPU. Returns false if the ring is full.
 #[inline(always)]
 pub fn enqueue<A: Net>(ring: Ring, opener: &FlowKey<A>, since_secs: u32) -> bool {
     let place = free_place::<A>(ring);
@@ -49,7 +49,7 @@ pub fn enqueue<A: Net>(ring: Ring, opener: &FlowKey<A>, since_secs: u32) -> bool
     place.is_some()
 }
 
-/// Takes the first place out of a ring, and copies it. Returns false if there is none.
+/// Removes the first place from a ring, and copies it to `to`. Returns false if the ring is empty.
 #[inline(always)]
 pub fn dequeue<A: Net>(ring: Ring, to: &mut Place<A>) -> bool {
     let Some(ends) = A::MAPS.half_open_ends.find_here(&ring.0) else {

@@ -1,4 +1,4 @@
-//! A value where it lives in a map.
+//! Values in the memory of maps.
 
 use core::ptr::{NonNull, copy_nonoverlapping};
 
@@ -6,19 +6,19 @@ use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 
 /// A value in the memory of a map. Programs on other CPUs and the agent may write it at any time.
 ///
-/// A copy may therefore have an old half and a new one, and one of two updates may be lost. Every
-/// bit pattern is a valid value in these maps, and each caller says what such a mixture costs.
+/// So a copy may have an old half and a new half, and one of two updates may be lost. Every bit
+/// pattern is a valid value in these maps, and the callers document the cost of such a mix.
 #[repr(transparent)]
 pub struct Live<V>(pub(super) NonNull<V>);
 
-/// A map that finds the memory of a value. The pointers come from the kernel's lookup, and only
-/// this module makes a [`Live`].
+/// A map that finds the memory of a value. The pointers come from the kernel's look-up, and only
+/// this module creates a [`Live`].
 pub trait Find<K, V> {
-    /// Looks the key up where it is called: for what most packets need.
+    /// Looks up a key inline, for the most frequent look-ups.
     fn find_here(&self, key: &K) -> Option<Live<V>>;
 
-    /// Calls one function for all places that look up keys in maps of this type: for each look-up
-    /// in a program the kernel moves all instructions behind it.
+    /// Looks up a key by one function for all maps of this type: for each inlined look-up in a
+    /// program the kernel moves all instructions behind it.
     #[inline(never)]
     fn find(&self, key: &K) -> Option<Live<V>> {
         self.find_here(key)
@@ -61,20 +61,20 @@ impl<V: Copy> Live<V> {
         unsafe { self.0.read() }
     }
 
-    /// Copies the value to a place of the program's own. (By assignment the compiler would allow
-    /// for an overlap, and copy byte by byte.)
+    /// Copies the value to memory of the program. (For an assignment the compiler would allow for
+    /// an overlap, and copy byte by byte.)
     #[inline(always)]
     pub fn copy_to(&self, to: &mut V) {
-        // SAFETY: both are a whole `V`, and `to` is borrowed alone, so that it is no row of a map,
-        // which is never lent so.
+        // SAFETY: both are a whole `V`, and `to` is a unique reference. They do not overlap: a row
+        // that is copied by this method is never borrowed.
         unsafe { copy_nonoverlapping(self.0.as_ptr(), to, 1) };
     }
 
-    /// Reads a part of the value, and copies nothing else.
+    /// Reads a part of the value, without a copy of the rest.
     #[inline(always)]
     pub fn read<T: Copy>(&self, part: impl FnOnce(&V) -> T) -> T {
         // SAFETY: the memory is a `V` until the program has ended. The reference ends with `part`,
-        // which only loads integers: each of them is read whole, even if another CPU writes it.
+        // which only loads integers: each load is whole, even if another CPU writes the integer.
         part(unsafe { self.0.as_ref() })
     }
 
@@ -85,7 +85,7 @@ impl<V: Copy> Live<V> {
         unsafe { self.0.write(value) };
     }
 
-    /// Replaces the value by what `change` makes of it, without a lock. Returns the value before.
+    /// Replaces the value by the result of `change`, without a lock. Returns the previous value.
     #[inline(always)]
     pub fn update(&self, change: impl FnOnce(V) -> V) -> V {
         let before = self.copy();
@@ -93,8 +93,8 @@ impl<V: Copy> Live<V> {
         before
     }
 
-    /// Writes the value after all that was written by this function before, as another program on
-    /// this CPU sees it.
+    /// Writes the value after the earlier writes of this method, as another program on this CPU
+    /// sees them.
     #[inline(always)]
     pub fn set_in_order(&self, value: V) {
         // SAFETY: the kernel found this memory for a `V`, and frees none of a map before the
@@ -104,10 +104,10 @@ impl<V: Copy> Live<V> {
 }
 
 impl<V: Copy, const N: usize> Live<[V; N]> {
-    /// Returns an element.
+    /// Returns an element. Returns `None` if the index is too large.
     #[inline(always)]
     pub fn at(&self, index: usize) -> Option<Live<V>> {
-        // SAFETY: the place is within the array.
+        // SAFETY: the index is within the array.
         (index < N).then(|| Live(unsafe { self.0.cast::<V>().add(index) }))
     }
 }

@@ -1,4 +1,4 @@
-//! This CPU's memory, which a hook borrows while it runs: more than the stack has.
+//! This CPU's memory, which a hook borrows while it runs: the stack is too small.
 
 use core::marker::PhantomData;
 
@@ -16,14 +16,14 @@ use crate::opening::Opening;
 use crate::packet::Packet;
 use crate::{icmp, redirect};
 
-/// Room for all that a hook knows of the packet at hand.
+/// The data of a hook about the current packet.
 #[derive(Clone, Copy)]
 pub struct Scratch<A: Addr> {
     pub packet: Packet<A>,
     pub flow: Flow<A>,
     /// The decision about the flow that the packet opens.
     pub opening: Opening<A>,
-    /// A flow whose place that one may take.
+    /// Another flow in the packet's way, or the flow of a second look-up.
     pub other: Flow<A>,
     pub service: Service,
     pub error: icmp::Error<A>,
@@ -44,31 +44,31 @@ pub struct Rooms {
 #[derive(Clone, Copy)]
 pub struct Room<A: Addr> {
     scratch: Scratch<A>,
-    /// Borrowed beside the scratch, which the hook holds meanwhile.
+    /// Borrowed while the hook holds the scratch.
     eviction: Eviction<A>,
-    /// Borrowed beside both.
+    /// Borrowed while the hook holds both.
     closing: Closing<A>,
 }
 
-/// The first flow of a half-open ring, while it is given up.
+/// The first flow of a half-open ring, during its eviction.
 #[derive(Clone, Copy)]
 pub struct Eviction<A: Addr> {
     pub place: Place<A>,
     pub flow: Flow<A>,
 }
 
-/// A flow while it is closed. Its key is here as well: the stack is short of room there.
+/// A flow during its removal. Its key is here as well, because the stack has no room for it there.
 #[derive(Clone, Copy)]
 pub struct Closing<A: Addr> {
     pub opener: FlowKey<A>,
     pub flow: Flow<A>,
 }
 
-/// The right to borrow this CPU's memory, one for each run of a hook. It has no size, so that it
+/// The right to borrow this CPU's memory. Each run of a hook has one. It has no size, so that it
 /// takes no register.
 pub struct Memory<'run>(PhantomData<&'run mut ()>);
 
-/// The part of that right that is for the [`Decision`].
+/// The part of that right that covers the [`Decision`].
 pub struct DecisionMemory<'run>(PhantomData<&'run mut ()>);
 
 impl<'run> Memory<'run> {
@@ -76,12 +76,12 @@ impl<'run> Memory<'run> {
     ///
     /// # Safety
     ///
-    /// The caller is a tc program, and calls this once. The kernel disables softirqs on a CPU
-    /// around each of those. A program that a packet is redirected to runs after this one has
-    /// returned. So no other holder of the right runs on this CPU.
+    /// The caller is a tc program, and calls this once. The kernel disables softirqs on the CPU
+    /// around each tc program. A program to which a packet is redirected runs after this program
+    /// has returned. So no other holder of the right runs on this CPU.
     ///
-    /// The one exception is `BPF_PROG_TEST_RUN`, which may run a program beside softirqs. A test
-    /// run has maps of its own, or stands beside the real hook only if root asks for it.
+    /// The exception is `BPF_PROG_TEST_RUN`, which may run a program while softirqs are enabled. A
+    /// test run has its own maps, or shares those of the real hook only if root requests it.
     #[inline(always)]
     pub unsafe fn of_hook() -> Self {
         Self(PhantomData)
@@ -93,14 +93,14 @@ impl<'run> Memory<'run> {
         Memory(PhantomData)
     }
 
-    /// Borrows the scratch, and leaves the right to the decision.
+    /// Borrows the scratch, and returns the right to the decision.
     #[inline(always)]
     pub fn scratch<A: Net>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
         let rooms = ROOM.find(&0)?;
         Some(self.scratch_in(rooms))
     }
 
-    /// The same for what most packets take: see [`Find::find_here`].
+    /// The same, looked up inline: see [`Find::find_here`].
     #[inline(always)]
     pub fn scratch_here<A: Net>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
         let rooms = ROOM.find_here(&0)?;
@@ -132,7 +132,7 @@ impl DecisionMemory<'_> {
 }
 
 impl<'run> DecisionMemory<'run> {
-    /// Borrows the room for what is decided of the packet at hand.
+    /// Borrows the room for the decision about the current packet.
     #[inline(always)]
     pub fn get<A: Net>(self) -> Option<&'run mut Decision<A>> {
         let Live(mut decision) = A::MAPS.decisions.find(&0)?;
@@ -147,19 +147,19 @@ fn room<A: Net>() -> Option<*mut Room<A>> {
     Some(A::room(ROOM.find(&0)?.0.as_ptr()))
 }
 
-/// Reads a value of the hook's own again from where it lies, so that the verifier takes it for any.
+/// Reads a value of the hook from memory again, so that the verifier assumes an arbitrary value.
 #[inline(always)]
 pub fn again<T: Copy>(value: &T) -> T {
     // SAFETY: a reference may be read.
     unsafe { core::ptr::from_ref(value).read_volatile() }
 }
 
-/// Borrows the room for the flow that is given up.
+/// Borrows the room for the flow that is evicted.
 ///
 /// # Safety
 ///
-/// The caller is the one function that shortens the half-open queue, and it does not call itself.
-/// Only tc programs call it, and the kernel runs one of those at a time on a CPU.
+/// The caller is the only function that shortens the half-open queue, and does not recurse. Only tc
+/// programs call it, and the kernel runs one tc program at a time on a CPU.
 #[inline(always)]
 pub unsafe fn eviction<'run, A: Net>() -> Option<&'run mut Eviction<A>> {
     let room = room::<A>()?;
@@ -171,8 +171,8 @@ pub unsafe fn eviction<'run, A: Net>() -> Option<&'run mut Eviction<A>> {
 ///
 /// # Safety
 ///
-/// The caller is the one function that closes flows, and it does not call itself. Only tc programs
-/// call it, and the kernel runs one of those at a time on a CPU.
+/// The caller is the only function that closes flows, and does not recurse. Only tc programs call
+/// it, and the kernel runs one tc program at a time on a CPU.
 #[inline(always)]
 pub unsafe fn closing<'run, A: Net>() -> Option<&'run mut Closing<A>> {
     let room = room::<A>()?;

@@ -12,14 +12,14 @@ use crate::clock::now_secs;
 use crate::net::Net;
 use crate::packet::Packet;
 
-/// Returns true while an operator watches.
+/// Returns true while `kpx monitor` runs.
 #[inline(never)]
 pub fn is_watched() -> bool {
     WATCHED.get(0).is_some_and(|per_second| *per_second != 0)
 }
 
-/// Tells of a packet: see [`Record`]. `say` is the hook, what became of the packet, and the reason,
-/// a byte each.
+/// Writes the record of a packet: see [`Record`]. `say` packs the hook's id, a [`What`] and the
+/// reason, one byte each from the lowest.
 #[inline(always)]
 pub fn monitor<A: Net>(
     say: u32,
@@ -55,8 +55,9 @@ pub fn monitor<A: Net>(
     };
     written.update(|written| written.wrapping_add(1));
     let record = entry.as_mut_ptr();
-    // SAFETY: the kernel has reserved room for all of the record, and each field is written. Copied
-    // from one map's memory to another's: by assignment the compiler would allow for an overlap.
+    // SAFETY: the kernel has reserved room for the whole record, and each field is written. Copied
+    // from one map's memory to another's: for an assignment the compiler would allow for an
+    // overlap.
     unsafe {
         (*record).hook_id = HookId(say as u8);
         (*record).what = What((say >> 8) as u8);

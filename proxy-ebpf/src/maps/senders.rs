@@ -1,5 +1,5 @@
-//! The senders that the routes have vouched for in this term: packets between two addresses ask
-//! once.
+//! The senders that source validation has accepted in this term, so that packets between two
+//! addresses need one validation.
 
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::PerCpuArray;
@@ -8,19 +8,20 @@ use super::live::part;
 use super::{Find, Live};
 use crate::net::Net;
 
-/// The rows of each CPU: 2 to this power. Two pairs of addresses that share one take turns.
+/// The binary logarithm of the number of rows per CPU. Two pairs of addresses with the same row
+/// replace each other.
 const SENDERS_BITS: u32 = 9;
 
-/// A validated source of packets to one destination.
+/// A validated source of packets to a destination.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Sender {
     /// The addresses of the packets, in words.
     src: [u32; 4],
     dst: [u32; 4],
-    /// Where and when they come in. The device's interface index is 0 while the row is empty.
+    /// The device and the term. The device's interface index is 0 while the row is empty.
     moment: u64,
-    /// The kernel's number of the family.
+    /// The kernel's number of the address family.
     family: u32,
     pad: u32,
 }
@@ -28,8 +29,8 @@ pub struct Sender {
 #[map]
 static SENDERS: PerCpuArray<Sender> = PerCpuArray::with_max_entries(1 << SENDERS_BITS, 0);
 
-/// The interface index of a device, and below it the term: the seconds since boot and the number of
-/// the epoch, added. Both only grow.
+/// The interface index of a device in the upper half, and the term in the lower half: the sum of
+/// the seconds since boot and the epoch's number. Both only grow.
 #[derive(Clone, Copy)]
 pub struct Moment(pub u64);
 
@@ -58,7 +59,7 @@ pub fn is_kept<A: Net>(src: &A, dst: &A, Moment(moment): Moment) -> bool {
     differences == 0
 }
 
-/// Keeps a sender at this device until the term ends.
+/// Stores a sender for this device until the term ends.
 #[inline(always)]
 pub fn keep<A: Net>(src: &A, dst: &A, Moment(moment): Moment) {
     let Some(row) = row(src, dst) else { return };
@@ -68,7 +69,7 @@ pub fn keep<A: Net>(src: &A, dst: &A, Moment(moment): Moment) {
     part!(row.family).set(A::AF.into());
 }
 
-/// Returns the places of the words that an address of this family has.
+/// Returns the indexes of the words that an address of this family has.
 #[inline(always)]
 fn words<A: Net>() -> core::ops::Range<usize> {
     0..size_of::<A>() / size_of::<u32>()
@@ -76,7 +77,7 @@ fn words<A: Net>() -> core::ops::Range<usize> {
 
 #[inline(always)]
 fn row<A: Net>(src: &A, dst: &A) -> Option<Live<Sender>> {
-    // 2^32 divided by the golden ratio: the addresses of a network lie far apart.
+    // 2^32 divided by the golden ratio, which spreads neighbouring addresses.
     const MULTIPLIER: u32 = 0x9e37_79b9;
     let src = src.words();
     let dst = dst.words();

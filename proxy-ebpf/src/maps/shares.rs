@@ -1,7 +1,7 @@
-//! The flow table's entries beyond half-open: how many there are, and how many each client and each
-//! namespace holds.
+//! The counts of the flow table's entries beyond half-open: in total, and for each client and each
+//! namespace.
 //!
-//! Adds are not atomic, as all counts here: the agent counts again in each sweep.
+//! Updates are not atomic, like all counts here: the agent recounts in each sweep.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::frontend::{FrontendKey, Namespace};
@@ -11,8 +11,8 @@ use super::{Find, Live};
 use crate::net::Net;
 use crate::setting::FLOW_ROOM;
 
-/// Asks for the share of a client and of a service port's namespace, or changes both. Returns false
-/// if either is used up.
+/// Queries or changes the shares of a client and of a service port's namespace. Returns false if
+/// either share is used up.
 #[inline(always)]
 pub fn share<A: Net>(client: &A, service: &FrontendKey<A>, share: Share) -> bool {
     if share == Share::Hold(0) {
@@ -51,8 +51,8 @@ pub fn share<A: Net>(client: &A, service: &FrontendKey<A>, share: Share) -> bool
     true
 }
 
-/// Returns true if neither a client nor a namespace has used up its share; none of either holds
-/// nothing.
+/// Returns true if neither the client nor the namespace has used up its share. A holder without a
+/// row holds 0 entries.
 #[inline(always)]
 fn may_hold(lasting: u32, of_client: &Option<Live<u32>>, of_group: &Option<Live<u32>>) -> bool {
     let room = FLOW_ROOM.get();
@@ -66,7 +66,7 @@ fn may_hold(lasting: u32, of_client: &Option<Live<u32>>, of_group: &Option<Live<
 fn hold<A: Net>(holder: &A, row: Option<Live<u32>>, entries: u32) {
     match row {
         Some(held) => drop(held.update(|count| count.wrapping_add(entries))),
-        // Refused or beaten, the count is low until the next sweep.
+        // If the insert fails or another CPU is first, the count is low until the next sweep.
         None => drop(
             A::MAPS
                 .clients

@@ -1,8 +1,9 @@
-//! The short way past the stack: packets without news for their flow, both of whose directions skip
-//! the stack.
+//! The short path past the stack, for flows both of whose directions skip the stack: packets that
+//! change no flow state, and those state changes of bypass flows that `state_change.rs` applies. A
+//! packet of a flow that takes the stack continues in `established.rs`, with the same entry.
 //!
-//! The long way ([`super::run`]) would do the same with these packets. All other packets take the
-//! long way, as does the first packet of a flow in every second.
+//! The slow path ([`super::run`]) would do the same with these packets. It takes all other packets,
+//! such as the first packet of a flow in each second.
 
 use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
@@ -18,7 +19,8 @@ use crate::outcome::Outcome;
 use crate::skb::{PacketMark, Skb};
 use crate::{state_change, tcp};
 
-/// Returns [`Outcome::NOT_ESTABLISHED`] if the packet is as it was, and has to take the long way.
+/// Delivers, translates or passes a packet. Returns [`Outcome::NOT_ESTABLISHED`] if the slow path
+/// has to take the packet, which is unchanged then.
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
     let mark = skb.packet_mark();
@@ -111,19 +113,20 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
 
 /// The entry of a packet.
 enum Found<A: Forward> {
-    /// It goes to the backend.
+    /// The packet goes to the backend.
     There(Entry<A>),
-    /// It comes from the backend, and the stack need not see it.
+    /// The packet comes from the backend, and may skip the stack.
     Back(Entry<A>),
-    /// It comes from the backend, and takes the stack. The hook where it leaves translates it.
+    /// The packet comes from the backend, and takes the stack. The hook where it leaves translates
+    /// it.
     Left,
     Nothing,
-    /// The long way finds out.
+    /// The slow path has to find out.
     Unknown,
 }
 
-/// Finds the entry of a packet, and makes `key` its key. Of a packet that `begins_or_ends` a
-/// connection the long way may know more: then an entry is found.
+/// Finds the entry of a packet, and sets `key` to the entry's key. Returns [`Found::Unknown`] for a
+/// packet that `begins_or_ends` a connection if the slow path has to check more.
 #[inline(always)]
 fn find_entry<A: Forward>(
     skb: Skb,
@@ -139,8 +142,8 @@ fn find_entry<A: Forward>(
     }
     key.set_hook(Hook::EGRESS);
     let reply = maps::live_flow_here(key);
-    // Conntrack believes any end of a connection that it tolerates, in either direction. The source
-    // of such a client has a mark.
+    // A liberal conntrack entry accepts any end of its connection, in either direction. The source
+    // of such a client is marked.
     let may_end_another = || {
         let of_client = FlowKey::new(Hook::EGRESS, head.proto, head.dst(), head.src());
         begins_or_ends && marked == Marked::FIRST && maps::is_flow(&of_client)
@@ -165,8 +168,8 @@ fn may_end_past_stack() -> bool {
     maps::node().is_none_or(|node| node.has(Node::FAST_OPEN | Node::FAST_PATH))
 }
 
-/// Returns true if the stack alone cares for the end of a flow: the long way would leave its
-/// reply's entry as it is.
+/// Returns true if only the stack handles the end of a flow: the slow path would leave the reply
+/// entry unchanged.
 #[inline(always)]
 fn is_end_of_stack<A: Forward>(entry: &Entry<A>) -> bool {
     entry.read(|flow| {
@@ -176,7 +179,7 @@ fn is_end_of_stack<A: Forward>(entry: &Entry<A>) -> bool {
     })
 }
 
-/// Notes where the backend's first answer has come in, as the long way would.
+/// Records where the backend's first answer came in, as the slow path would.
 #[inline(always)]
 fn notes<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>, key: &FlowKey<A>) -> bool {
     let is_plain_flow = !entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat());
@@ -194,7 +197,7 @@ fn notes<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>, key: &FlowKey<A
     may_note
 }
 
-/// Sends a packet on its way, from and to the addresses in `scratch.becomes`.
+/// Delivers a packet with the addresses in `scratch.becomes`.
 #[inline(always)]
 fn leave_for<A: Forward>(
     skb: Skb,
@@ -209,14 +212,15 @@ fn leave_for<A: Forward>(
         becomes,
         ..
     } = scratch;
-    // The route is asked for between the hooks, where the client has its own address.
+    // The route is looked up for the addresses between the hooks, where the client has its own
+    // address.
     if !A::may_go_on(skb, head)
         || !find_on(skb, head.proto, route, &head.src.addr, &becomes.dst.addr)
     {
         return Outcome::NOT_ESTABLISHED;
     }
-    // As `bypass::may_take`: the long way has judged the flow in this second. The client of a whole
-    // one is a pod.
+    // As `bypass::may_take`: the slow path has validated the flow in this second. The client of a
+    // bypass flow is a pod.
     let is_bypass = || entry.read(|flow| flow.rx.has(Seen::BYPASS));
     let is_to_outside = || !is_original && entry.read(Flow::is_far) && route.is_for_openers(true);
     let may_leave = || {
@@ -229,15 +233,15 @@ fn leave_for<A: Forward>(
     if !route.is_to_pod() && !may_leave() {
         return Outcome::NOT_ESTABLISHED;
     }
-    // A datagram leaves as the one that opened the flow: into a pod by its peer alone.
+    // A datagram leaves as the flow's opener: to a pod only by `bpf_redirect_peer`.
     if head.proto != Proto::TCP && route.is_to_pod() && !route.to_peer && is_bypass() {
         return Outcome::NOT_ESTABLISHED;
     }
     if is_original && !route.to_peer {
         becomes.src.addr = head.src.addr;
     }
-    // The hook of another device gives a packet from the backend the frontend's address, and hears
-    // its news.
+    // In all other cases the hook of another device restores the frontend's address, and applies
+    // the state change.
     let is_heard_here = is_original || route.to_peer;
     if maps::again(&becomes.plan) != 0
         && is_heard_here
@@ -267,19 +271,19 @@ fn leave_for<A: Forward>(
     Outcome::new(send(skb, route))
 }
 
-/// Returns true if the short way may take a packet to the backend. A bypass connection ends past the
+/// Returns true if the short path may take a packet to the backend. Bypass connections end past the
 /// stack as well.
 #[inline(always)]
 fn goes_to_backend<A: Forward>(entry: &Entry<A>, is_bypass: bool) -> bool {
     let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
-    // As `State::Established` says, in bits: each branch would multiply the verifier's work.
+    // As `State::Established`, in bits: each branch would multiply the verifier's work.
     let is_established = tx.with(rx).only(END.with(Seen::ASSURED)) == Seen::ASSURED;
     tx.only(rx).has(Seen::DIRECT)
         && (is_bypass || is_established)
         && entry.read(|flow| flow.kind) == Kind::DNAT
 }
 
-/// Returns true if the short way may take a packet from the backend.
+/// Returns true if the short path may take a packet from the backend.
 #[inline(always)]
 fn goes_to_client<A: Forward>(entry: &Entry<A>, is_bypass: bool) -> bool {
     let (tx, rx) = entry.read(|flow| (flow.tx, flow.rx));
@@ -290,14 +294,14 @@ fn goes_to_client<A: Forward>(entry: &Entry<A>, is_bypass: bool) -> bool {
         && !entry.read(|flow| flow.has(Flow::<A>::HOST) || flow.is_snat())
 }
 
-/// Returns true if the stack alone cares for the end of a flow by its client.
+/// Returns true if only the stack handles the end of a flow by its client.
 #[inline(always)]
 fn is_left_alone<A: Forward>(entry: &Entry<A>) -> bool {
     A::SHORT_WAYS_JUDGE
         && entry.read(|flow| !flow.tx.has(Seen::DIRECT) && flow.cached_route() == CachedRoute::NONE)
 }
 
-/// Reads what a packet to the backend becomes.
+/// Sets the addresses and the look-up of the route for a packet to the backend.
 #[inline(always)]
 fn original<A: Forward>(entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
     let Scratch { route, becomes, .. } = scratch;
@@ -308,7 +312,7 @@ fn original<A: Forward>(entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
     route.ask(becomes.src.port, becomes.dst.port, exit, false);
 }
 
-/// Reads what a packet from the backend becomes.
+/// Sets the addresses and the look-up of the route for a packet from the backend.
 #[inline(always)]
 fn reply<A: Forward>(head: &Head<A>, entry: &Entry<A>, exit: u32, scratch: &mut Scratch<A>) {
     let Scratch { route, becomes, .. } = scratch;
@@ -319,13 +323,13 @@ fn reply<A: Forward>(head: &Head<A>, entry: &Entry<A>, exit: u32, scratch: &mut 
     route.ask(head.src.port, head.dst.port, exit, false);
 }
 
-/// The first packets of an entry may find that the stack need not see the flow, as may the first
-/// one of each second.
+/// The number of an entry's first packets that check whether the flow may skip the stack, as the
+/// first packet of each second does.
 const FIRST_PACKETS: u64 = 4;
 
-/// Returns true if a packet that an ingress hook has found an entry for takes the stack, unless it
-/// is the first one of its second: the long way judges that one, and [`established::translate`]
-/// leaves it. Where all flows may skip the stack, there is more to ask.
+/// Returns true if a packet with an entry at ingress takes the stack, except for the first packet
+/// of a second: [`established::translate`] leaves that to the slow path, which validates it. If all
+/// flows may skip the stack, more has to be checked.
 #[inline(always)]
 fn lacks_route<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
     let is_validated = entry.read(|flow| flow.cached_route() != CachedRoute::NONE);
@@ -334,11 +338,11 @@ fn lacks_route<A: Forward>(head: &Head<A>, entry: &Entry<A>) -> bool {
     !is_validated && !is_bypass_exchange && !is_on_for_all()
 }
 
-/// Returns true if a packet need not pay for those that skip the stack: its flow does not.
+/// Returns true if a packet's flow takes the stack, so the packet need not pay for the short path.
 #[inline(always)]
 fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
     let rx = entry.read(|flow| flow.rx);
-    // As `bypass::is_bypass`: there is no SYN here.
+    // As `bypass::is_bypass`: SYNs do not come here.
     if rx.has(Seen::BYPASS) && (head.proto == Proto::TCP || opens_flows()) {
         return false;
     }
@@ -350,8 +354,9 @@ fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
     if !maps::node().is_some_and(liberal::is_on) {
         return true;
     }
-    // Beside conntrack, the first packet of a second decides for all of them, and the first answer
-    // notes where it has come in. Of a short connection no other packet is judged.
+    // For flows that conntrack follows, the first packet of a second decides for all packets of the
+    // second, and the first answer records where it came in. No other packet of a short connection
+    // is checked.
     let notes = entry.read(|flow| flow.kind == Kind::UNDNAT) && !rx.has(Seen::DIRECT) && is_young();
     let cached_route = entry.read(Flow::cached_route);
     let is_validated = || {
@@ -363,8 +368,8 @@ fn is_of_stack<A: Forward>(skb: Skb, head: &Head<A>, entry: &Entry<A>) -> bool {
     !notes && !is_first_of_second() && (cached_route == CachedRoute::NONE || !is_validated())
 }
 
-/// Gives a packet other addresses and ports and one hop less, and brings its flow up to date with
-/// it.
+/// Rewrites a packet's addresses and ports, decrements its hop limit, and updates its flow's
+/// counters.
 #[inline(always)]
 fn translate<A: Forward>(
     skb: Skb,
@@ -379,9 +384,9 @@ fn translate<A: Forward>(
     Ok(())
 }
 
-/// Returns the device in front of the pod that the packet goes to, or 0 if that has to be asked.
-/// None if the long way has not judged the sender at this device in this term, or the frame is for
-/// another host or has a tag.
+/// Returns the device in front of the pod to which the packet goes, or 0 if the route has to be
+/// looked up. Returns `None` if the slow path has not validated the sender at this device in this
+/// second and term, or the frame is for another host or has a tag.
 #[inline(always)]
 fn cached_exit<A: Forward>(skb: Skb, entry: &Entry<A>) -> Option<u32> {
     let now_secs = maps::about_now_secs();
