@@ -18,6 +18,8 @@ use super::skew::Skew;
 
 /// The time that nodes have to follow a change.
 const GRACE: Duration = Duration::from_secs(5);
+/// The time that a node has for the shapes that it is asked for, before another node is asked too.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The maximum number of nodes that a row names.
 const NAMED: usize = 8;
 /// The difference of clocks that is a problem of its node, in seconds.
@@ -28,14 +30,17 @@ pub(crate) struct Merged {
     nodes: BTreeMap<String, Node>,
     /// The known shapes by digest, which this program computed.
     shapes: Shapes,
-    /// The digests that a node has been asked for.
-    asked: HashSet<Digest>,
+    asked: Asked,
     keys: HashMap<(String, String), usize>,
     /// The counters by Service. They count what this program saw, so they never decrease.
     totals: Vec<[u64; COUNTERS]>,
     reasons: BTreeMap<String, u64>,
     events: BTreeMap<String, u64>,
 }
+
+/// The digests that a node has been asked for, with the node and the time.
+#[derive(Default)]
+struct Asked(HashMap<Digest, (String, Instant)>);
 
 #[derive(Debug)]
 struct Known {
@@ -169,6 +174,7 @@ impl Merged {
     /// Forgets nodes that are not among these, and adds new ones.
     pub(crate) fn keep(&mut self, names: &[String]) {
         self.nodes.retain(|name, _| names.contains(name));
+        self.asked.0.retain(|_, (name, _)| names.contains(name));
         for name in names {
             self.nodes.entry(name.clone()).or_default();
         }
@@ -176,6 +182,7 @@ impl Merged {
 
     /// Begins the answers of a node: its Services follow as a whole.
     pub(crate) fn begin(&mut self, name: &str) {
+        self.asked.release(name);
         let node = self.nodes.entry(name.to_owned()).or_default();
         node.services.clear();
         node.own.clear();
@@ -186,6 +193,7 @@ impl Merged {
 
     /// Ends the answers of a node. Its last status stays, with its age.
     pub(crate) fn end(&mut self, name: &str, why: String, at: Timestamp) {
+        self.asked.release(name);
         let Some(node) = self.nodes.get_mut(name) else {
             return;
         };
@@ -251,7 +259,7 @@ impl Merged {
         let mut unknown = Vec::new();
         for (number, digest) in round.shapes {
             let known = find(&self.shapes, &node.own, digest);
-            if known.is_none() && self.asked.insert(digest) {
+            if known.is_none() && self.asked.claim(digest, name, at) {
                 unknown.push(digest);
             }
             match node.services.get_mut(&number) {
@@ -303,7 +311,7 @@ impl Merged {
     /// another node's Services.
     pub(crate) fn take_shapes(&mut self, name: &str, asked: &[Digest], shapes: Vec<Shaped>) {
         for digest in asked {
-            self.asked.remove(digest);
+            self.asked.0.remove(digest);
         }
         for Shaped {
             digest: named,
@@ -330,15 +338,15 @@ impl Merged {
     }
 
     /// Returns the digests of this node that have no shape: another node, which was asked for them,
-    /// has failed.
-    pub(crate) fn missing(&mut self, name: &str) -> Vec<Digest> {
+    /// has failed or is slow.
+    pub(crate) fn missing(&mut self, name: &str, at: Instant) -> Vec<Digest> {
         let Some(node) = self.nodes.get_mut(name) else {
             return Vec::new();
         };
         let mut missing = Vec::new();
         for cell in node.services.values_mut() {
             cell.resolve(&self.shapes, &node.own);
-            if cell.known.is_none() && self.asked.insert(cell.digest) {
+            if cell.known.is_none() && self.asked.claim(cell.digest, name, at) {
                 missing.push(cell.digest);
             }
         }
@@ -437,6 +445,23 @@ type Shapes = HashMap<Digest, Arc<Known>>;
 /// Returns the shape of a node's digest. What the node said of it counts first.
 fn find(shapes: &Shapes, own: &Shapes, digest: Digest) -> Option<Arc<Known>> {
     own.get(&digest).or_else(|| shapes.get(&digest)).cloned()
+}
+
+impl Asked {
+    /// Returns true if this node must be asked, and remembers that it is.
+    fn claim(&mut self, digest: Digest, node: &str, at: Instant) -> bool {
+        let asked = self.0.get(&digest);
+        let is_free = asked.is_none_or(|(_, since)| at.duration_since(*since) >= PATIENCE);
+        if is_free {
+            self.0.insert(digest, (node.to_owned(), at));
+        }
+        is_free
+    }
+
+    /// Lets other nodes be asked for what this node will not answer.
+    fn release(&mut self, node: &str) {
+        self.0.retain(|_, (asked, _)| asked != node);
+    }
 }
 
 impl Cell {

@@ -178,9 +178,10 @@ async fn read_changes(shared: &Shared, at: &NodePod, link: &Link) -> Result<()> 
         let round: Round =
             serde_json::from_slice(&line).context("this node runs another version of kpx")?;
         let unknown = {
+            let now = Instant::now();
             let mut merged = lock(&shared.merged);
-            let mut unknown = merged.take_round(&at.node, round, Instant::now());
-            unknown.extend(merged.missing(&at.node));
+            let mut unknown = merged.take_round(&at.node, round, now);
+            unknown.extend(merged.missing(&at.node, now));
             unknown
         };
         if !unknown.is_empty() {

@@ -294,7 +294,7 @@ fn shape_is_asked_for_once_and_a_lie_stays_its_nodes_own() {
         shape: lie,
     };
     cluster.merged.take_shapes("n1", &asked, vec![shaped]);
-    let asked = cluster.merged.missing("n2");
+    let asked = cluster.merged.missing("n2", now);
     assert_eq!(asked, [Digest::of(&web)], "n2 is asked for its own");
     let shaped = Shaped {
         digest: Digest::of(&web),
@@ -317,4 +317,35 @@ fn clock_of_a_node_is_a_problem_when_it_is_seconds_off() {
     let now = cluster.now;
     cluster.merged.take_status("n1", status(true), off, now);
     assert_eq!(cluster.problems(), "n1: clock");
+}
+
+#[test]
+fn node_that_breaks_off_or_is_slow_leaves_its_shapes_to_another() {
+    let web = Digest::of(&shape("web", 3));
+    let round = || Round {
+        services: 1,
+        shapes: vec![(1, web)],
+        counts: Vec::new(),
+        gone: Vec::new(),
+        more: false,
+    };
+    // n1 is asked, and its stream ends, begins anew or is given up before the answer.
+    let ends: [fn(&mut Merged); 3] = [
+        |merged| merged.end("n1", String::new(), Timestamp::now()),
+        |merged| merged.begin("n1"),
+        |merged| merged.keep(&["n2".to_owned()]),
+    ];
+    for end in ends {
+        let mut cluster = Cluster::of(&["n1", "n2"]);
+        let now = cluster.now;
+        assert_eq!(cluster.merged.take_round("n1", round(), now), [web]);
+        assert!(cluster.merged.take_round("n2", round(), now).is_empty());
+        end(&mut cluster.merged);
+        assert_eq!(cluster.merged.missing("n2", now), [web]);
+    }
+    let mut cluster = Cluster::of(&["n1", "n2"]);
+    let now = cluster.now;
+    assert_eq!(cluster.merged.take_round("n1", round(), now), [web]);
+    assert!(cluster.merged.take_round("n2", round(), now).is_empty());
+    assert_eq!(cluster.merged.missing("n2", now + PATIENCE), [web]);
 }
