@@ -1,5 +1,7 @@
 //! `kubectl kpx ui`: the data of the page for the whole cluster. proxy-agent serves the page.
 
+#[cfg(test)]
+mod fake;
 mod link;
 mod live;
 mod merge;
@@ -77,19 +79,7 @@ impl Page {
     /// Connects, and begins to read all nodes.
     pub(crate) async fn start(connect: ConnectArgs, args: &UiArgs) -> Result<Self> {
         let found = Found::find(&connect).await?;
-        let page = Self(Arc::new(Shared {
-            limit: connect.timeout(TIMEOUT),
-            connecting: Semaphore::new(connect.parallel()),
-            title: connect.title(),
-            connect,
-            port: args.port,
-            client: found.client,
-            merged: Mutex::default(),
-            names: Mutex::default(),
-            names_missing: Mutex::default(),
-            links: Mutex::default(),
-            tasks: Mutex::default(),
-        }));
+        let page = Self(Arc::new(Shared::new(connect, args.port, found.client)));
         tend::begin(&page.0, found.nodes);
         Ok(page)
     }
@@ -109,6 +99,22 @@ impl Page {
 }
 
 impl Shared {
+    fn new(connect: ConnectArgs, port: u16, client: Client) -> Self {
+        Self {
+            limit: connect.timeout(TIMEOUT),
+            connecting: Semaphore::new(connect.parallel()),
+            title: connect.title(),
+            connect,
+            port,
+            client,
+            merged: Mutex::default(),
+            names: Mutex::default(),
+            names_missing: Mutex::default(),
+            links: Mutex::default(),
+            tasks: Mutex::default(),
+        }
+    }
+
     fn links(&self) -> Vec<(String, Link)> {
         let links = lock(&self.links);
         let links = links

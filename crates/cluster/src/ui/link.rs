@@ -18,7 +18,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use kube::Client;
 use kube::api::AttachedProcess;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncRead, ReadBuf, join};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, join};
 use tokio::time::timeout;
 
 use crate::exec::{self, BROKEN};
@@ -56,13 +56,7 @@ pub(crate) async fn open(
         from: process.stdout().context("kpx has no output")?,
         bytes: Arc::clone(&bytes),
     };
-    let stream = TokioIo::new(join(stdout, stdin));
-    let mut builder = http2::Builder::new(TokioExecutor::new());
-    builder
-        .timer(TokioTimer::new())
-        .keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE);
-    let (sender, connection) = builder.handshake(stream).await.context("speak HTTP/2")?;
+    let (link, connection) = shake(join(stdout, stdin), bytes).await?;
     let work = async move {
         // Dropping the process ends the relay.
         let mut process = process;
@@ -71,13 +65,29 @@ pub(crate) async fn open(
             why = &mut ended => return why,
             end = connection => match end {
                 Ok(()) => anyhow!(BROKEN),
-                Err(error) => anyhow::Error::new(error).context(BROKEN),
+                Err(error) => error.context(BROKEN),
             },
         };
         // The relay's words say more, and may follow.
         timeout(WORDS, ended).await.unwrap_or(broken)
     };
-    Ok((Link { sender, bytes }, work))
+    Ok((link, work))
+}
+
+/// Speaks HTTP/2 by a stream whose bytes are counted. Returns the link with the work that keeps it
+/// open.
+pub(super) async fn shake(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    bytes: Arc<AtomicU64>,
+) -> Result<(Link, impl Future<Output = Result<()>> + Send)> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE);
+    let shaken = builder.handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = shaken.context("speak HTTP/2")?;
+    Ok((Link { sender, bytes }, async { Ok(connection.await?) }))
 }
 
 /// Waits for the end of the relay, and returns its words.

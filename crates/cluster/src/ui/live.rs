@@ -90,6 +90,7 @@ async fn follow_all(shared: Arc<Shared>, query: EventQuery, sender: mpsc::Sender
                 open.push(async move {
                     // The node's problem says why it fails.
                     let _ended = follow(shared, &name, &link, &what, sender).await;
+                    sleep(RETRY).await;
                     name
                 });
             }
@@ -98,7 +99,6 @@ async fn follow_all(shared: Arc<Shared>, query: EventQuery, sender: mpsc::Sender
             () = sleep(RETRY) => {}
             Some(ended) = open.next(), if !open.is_empty() => {
                 names.retain(|name| *name != ended);
-                sleep(RETRY).await;
             }
             () = sender.closed() => return,
         }
@@ -155,4 +155,33 @@ fn named(shared: &Shared, node: &str, mut event: Value) -> Value {
         fields.insert("backendName".to_owned(), json!(backend));
     }
     event
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use bytes::Bytes;
+
+    use super::super::fake;
+    use super::*;
+
+    #[tokio::test]
+    async fn node_that_ends_its_stream_delays_no_other_node() {
+        let shared = fake::shared();
+        fake::answer(&shared, "n1", |_| stream::empty().boxed()).await;
+        fake::answer(&shared, "n2", |_| {
+            stream::unfold((), async |()| {
+                sleep(RETRY / 10).await;
+                Some((Bytes::from_static(b"data: {}\n\n"), ()))
+            })
+            .boxed()
+        })
+        .await;
+        let begun = Instant::now();
+        let packets = Page(shared).events(Vec::new()).await.unwrap();
+        let packets: Vec<_> = packets.take(3).collect().await;
+        assert!(packets.iter().all(|packet| packet["node"] == "n2"));
+        assert!(begun.elapsed() < RETRY, "{:?}", begun.elapsed());
+    }
 }
