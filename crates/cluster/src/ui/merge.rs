@@ -214,13 +214,14 @@ impl Merged {
             return;
         };
         node.last_answer = Some(Timestamp::now());
+        let was_seen = node.link == LinkState::Answers;
         node.link = LinkState::Answers;
         node.skew = Some(match &node.skew {
             Some(before) => before.joined(skew),
             None => skew,
         });
         // An agent that restarted counts from 0, and one that was silent has counted unseen.
-        let is_same = |before: &Status| before.started == status.started;
+        let is_same = |before: &Status| was_seen && before.started == status.started;
         if let Some(before) = node.status.as_ref().filter(|before| is_same(before)) {
             let unserved = added(&mut self.reasons, &before.reasons, &status.reasons);
             added(&mut self.events, &before.events, &status.events);
@@ -495,7 +496,9 @@ impl Node {
             state,
             last_answer: self.last_answer,
             version: status.map(|status| status.version.clone()),
-            healthy: problems.is_empty() && status.is_none_or(|status| status.healthy),
+            healthy: self.link == LinkState::Answers
+                && problems.is_empty()
+                && status.is_some_and(|status| status.healthy),
             problems,
             skew: self.skew,
             services: self.services.len(),

@@ -349,3 +349,38 @@ fn node_that_breaks_off_or_is_slow_leaves_its_shapes_to_another() {
     assert!(cluster.merged.take_round("n2", round(), now).is_empty());
     assert_eq!(cluster.merged.missing("n2", now + PATIENCE), [web]);
 }
+
+#[test]
+fn cluster_is_healthy_once_every_node_has_answered() {
+    let mut cluster = Cluster::of(&["n1"]);
+    let healthy = |cluster: &Cluster| cluster.merged.status("c".to_owned(), None).healthy;
+    assert!(healthy(&cluster));
+    cluster.merged.keep(&["n1".to_owned(), "n2".to_owned()]);
+    assert!(!healthy(&cluster), "n2 is unknown");
+    cluster.answer("n2", status(true));
+    assert!(healthy(&cluster));
+}
+
+#[test]
+fn node_that_comes_back_adds_no_burst_of_reasons() {
+    let counted = |count: u64| Status {
+        reasons: BTreeMap::from([("no_endpoints".to_owned(), count)]),
+        events: BTreeMap::from([("resync".to_owned(), count)]),
+        ..status(true)
+    };
+    let sums = |cluster: &Cluster| {
+        let status = cluster.merged.status("c".to_owned(), None);
+        let sum = |of: &BTreeMap<String, u64>| of.values().sum::<u64>();
+        (sum(&status.reasons), sum(&status.events))
+    };
+    let mut cluster = Cluster::of(&[]);
+    cluster.answer("n1", counted(100));
+    let now = cluster.now;
+    cluster.merged.take_status("n1", counted(107), EXACT, now);
+    assert_eq!(sums(&cluster), (7, 7));
+    cluster.merged.end("n1", String::new(), Timestamp::now());
+    cluster.answer("n1", counted(5_000));
+    assert_eq!(sums(&cluster), (7, 7));
+    cluster.merged.take_status("n1", counted(5_001), EXACT, now);
+    assert_eq!(sums(&cluster), (8, 8));
+}
