@@ -39,6 +39,8 @@ pub(crate) struct Names {
     nets: Vec<IpNet>,
     /// True if all pods are known.
     is_complete: bool,
+    /// The time since which changes of pods are missed, until the next list.
+    deaf_since: Option<Timestamp>,
 }
 
 struct Tenant {
@@ -109,7 +111,13 @@ impl Names {
             }
         }
         self.is_complete = true;
+        self.deaf_since = None;
         self.forget(now);
+    }
+
+    /// Takes in that changes of pods are missed since that time.
+    pub(crate) fn lose(&mut self, since: Timestamp) {
+        self.deaf_since.get_or_insert(since);
     }
 
     pub(crate) fn set_nodes(&mut self, nodes: &[Node]) {
@@ -138,6 +146,9 @@ impl Names {
         let address = address.to_canonical();
         if let Some(node) = self.nodes.get(&address) {
             return Some(Whose::Node(node.clone()));
+        }
+        if self.deaf_since.is_some_and(|since| at >= since) {
+            return None;
         }
         let all = self.tenants.get(&address).into_iter().flatten();
         let tenants: Vec<_> = all.filter_map(|uid| self.pods.get(uid)).collect();
@@ -266,6 +277,27 @@ mod tests {
         names.remove(&pod("other", "10.244.1.8", 0, "Running"), at(2_000));
         assert_eq!(whose(&names, 11), None);
         assert_eq!(whose(&names, 30), of("web-0"));
+    }
+
+    #[test]
+    fn address_has_no_name_while_changes_are_missed() {
+        let first = pod("cart-0", IP, -100, "Running");
+        let mut names = listed(std::slice::from_ref(&first));
+        names.lose(at(50));
+        names.lose(at(90));
+        assert_eq!(
+            whose(&names, 49),
+            Some(Whose::Pod("shop/cart-0".to_owned()))
+        );
+        assert_eq!(whose(&names, 50), None);
+        let far = "203.0.113.9".parse().unwrap();
+        assert_eq!(names.whose(far, at(50)), None, "a new pod may have it");
+        names.put(&pod("web-0", IP, 60, "Running"), at(100));
+        names.complete(&HashSet::from(["web-0".to_owned()]), at(100));
+        assert_eq!(
+            whose(&names, 110),
+            Some(Whose::Pod("shop/web-0".to_owned()))
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use futures::TryStreamExt;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -25,6 +25,9 @@ const PODS_PERIOD: Duration = Duration::from_secs(10);
 const NODES_PERIOD: Duration = Duration::from_secs(60);
 /// The time between two readings of a node's status; with many nodes it is longer.
 const STATUS_PERIOD: u64 = 4;
+/// The time of one watch of pods, and the time within which a dead one is found, in seconds.
+const WATCH: u32 = 30;
+const DEAF: SignedDuration = SignedDuration::from_secs(WATCH as i64 + 5);
 /// The time before a node that failed is tried again, and before the names are.
 const RETRY: Duration = Duration::from_secs(5);
 /// The longest time before a node that fails again and again is tried again: each attempt keeps
@@ -221,6 +224,7 @@ async fn read_shapes(link: &Link, digests: &[Digest], limit: Duration) -> Result
 async fn name_pods(shared: Arc<Shared>) {
     loop {
         let ended = follow_pods(&shared).await;
+        lock(&shared.names).lose(Timestamp::now() - DEAF);
         let why = ended.err().map(|error| format!("{error:#}"));
         *lock(&shared.names_missing) = why.or_else(|| Some("the watch has ended".to_owned()));
         sleep(RETRY).await;
@@ -229,7 +233,9 @@ async fn name_pods(shared: Arc<Shared>) {
 
 async fn follow_pods(shared: &Shared) -> Result<()> {
     let pods: Api<Pod> = Api::all(shared.client.clone());
-    let mut events = std::pin::pin!(watcher(pods, watcher::Config::default()));
+    // After a sleep of this machine, a dead watch would otherwise be read for minutes.
+    let config = watcher::Config::default().timeout(WATCH);
+    let mut events = std::pin::pin!(watcher(pods, config));
     let mut listed = HashSet::new();
     while let Some(event) = events
         .try_next()
