@@ -34,7 +34,10 @@ pub(crate) struct Names {
     pods: HashMap<String, Tenant>,
     /// The UIDs by address.
     tenants: HashMap<IpAddr, HashSet<String>>,
-    nodes: HashMap<IpAddr, String>,
+    /// The nodes by address; `None` until Nodes are listed.
+    nodes: Option<HashMap<IpAddr, String>>,
+    /// The addresses of pods in their nodes' networks.
+    of_nodes: HashSet<IpAddr>,
     /// The networks of pods, as far as Nodes name them.
     nets: Vec<IpNet>,
     /// True if all pods are known.
@@ -67,7 +70,11 @@ impl Names {
         let all = ips.into_iter().flatten().map(|ip| &ip.ip);
         let addresses = all.chain(status.and_then(|status| status.pod_ip.as_ref()));
         let mut addresses: Vec<IpAddr> = addresses.filter_map(|ip| ip.parse().ok()).collect();
-        if is_of_node || addresses.is_empty() {
+        if is_of_node {
+            self.of_nodes.extend(addresses);
+            return;
+        }
+        if addresses.is_empty() {
             return;
         }
         addresses.sort_unstable();
@@ -121,7 +128,7 @@ impl Names {
     }
 
     pub(crate) fn set_nodes(&mut self, nodes: &[Node]) {
-        self.nodes.clear();
+        let mut by_address = HashMap::new();
         self.nets.clear();
         for node in nodes {
             let name = node.metadata.name.clone().unwrap_or_default();
@@ -130,8 +137,7 @@ impl Names {
                 .iter()
                 .flat_map(|status| status.addresses.iter().flatten());
             let addresses = addresses.filter_map(|address| address.address.parse().ok());
-            self.nodes
-                .extend(addresses.map(|address: IpAddr| (address, name.clone())));
+            by_address.extend(addresses.map(|address: IpAddr| (address, name.clone())));
             let nets = node
                 .spec
                 .iter()
@@ -139,12 +145,14 @@ impl Names {
             self.nets
                 .extend(nets.filter_map(|net| net.parse::<IpNet>().ok()));
         }
+        self.nodes = Some(by_address);
     }
 
     /// Returns whose an address was; `None` if that is unknown or not certain.
     pub(crate) fn whose(&self, address: IpAddr, at: Timestamp) -> Option<Whose> {
         let address = address.to_canonical();
-        if let Some(node) = self.nodes.get(&address) {
+        let nodes = self.nodes.as_ref();
+        if let Some(node) = nodes.and_then(|nodes| nodes.get(&address)) {
             return Some(Whose::Node(node.clone()));
         }
         if self.deaf_since.is_some_and(|since| at >= since) {
@@ -157,11 +165,22 @@ impl Names {
         names.dedup();
         match names[..] {
             [name] => Some(Whose::Pod(name.clone())),
-            [] if tenants.is_empty() && self.is_complete && !self.is_near_pods(address) => {
-                Some(Whose::Outside)
-            }
+            [] if tenants.is_empty() && self.is_outside(address) => Some(Whose::Outside),
             _ => None,
         }
+    }
+
+    /// Returns true if all pods and nodes are known, and none of them can have this address.
+    fn is_outside(&self, address: IpAddr) -> bool {
+        let is_local = match address {
+            IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local() || ip.is_unspecified(),
+            IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified(),
+        };
+        self.is_complete
+            && self.nodes.is_some()
+            && !is_local
+            && !self.of_nodes.contains(&address)
+            && !self.is_near_pods(address)
     }
 
     /// Returns true if a pod could have this address: a new pod's first packets come before its
@@ -281,8 +300,8 @@ mod tests {
 
     #[test]
     fn address_has_no_name_while_changes_are_missed() {
-        let first = pod("cart-0", IP, -100, "Running");
-        let mut names = listed(std::slice::from_ref(&first));
+        let mut names = listed(&[pod("cart-0", IP, -100, "Running")]);
+        names.set_nodes(&[]);
         names.lose(at(50));
         names.lose(at(90));
         assert_eq!(
@@ -318,10 +337,12 @@ mod tests {
         let spec = json!({"containers": [], "nodeName": "n1", "hostNetwork": true});
         let mut names = listed(&[pod_of(spec, "etcd", "192.0.2.1", -1, "Running")]);
         let node = "192.0.2.1".parse().unwrap();
+        assert_eq!(names.whose(node, at(5)), None, "no Node is known");
+        names.set_nodes(&[]);
         assert_eq!(
             names.whose(node, at(5)),
-            Some(Whose::Outside),
-            "no Node is known"
+            None,
+            "a pod has its node's address"
         );
         let object = json!({"metadata": {"name": "n1"}, "spec": {"podCIDRs": ["10.244.0.0/16"]},
             "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}});
@@ -333,16 +354,19 @@ mod tests {
     fn outside_is_what_no_pod_can_have() {
         let mut names = listed(&[pod("web-0", IP, -100, "Running")]);
         let whose = |names: &Names, ip: &str| names.whose(ip.parse().unwrap(), at(5));
+        assert_eq!(whose(&names, "203.0.113.9"), None, "a node may have it");
+        names.set_nodes(&[]);
+        for local in ["127.0.0.1", "169.254.1.1", "::1", "fe80::1"] {
+            assert_eq!(whose(&names, local), None, "{local}");
+        }
         assert_eq!(whose(&names, "203.0.113.9"), Some(Whose::Outside));
         assert_eq!(whose(&names, "10.244.1.99"), None, "a new pod may have it");
         assert_eq!(whose(&names, "10.244.9.1"), Some(Whose::Outside));
         let object = json!({"metadata": {"name": "n1"}, "spec": {"podCIDRs": ["10.244.0.0/16"]}});
         names.set_nodes(&[serde_json::from_value(object).unwrap()]);
         assert_eq!(whose(&names, "10.244.9.1"), None);
-        assert_eq!(
-            whose(&Names::default(), "203.0.113.9"),
-            None,
-            "no pod is listed yet"
-        );
+        let mut names = Names::default();
+        names.set_nodes(&[]);
+        assert_eq!(whose(&names, "203.0.113.9"), None, "no pod is listed yet");
     }
 }
