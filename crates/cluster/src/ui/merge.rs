@@ -1,7 +1,7 @@
 //! Merges the rows and states of all nodes. Pure: the caller passes the time.
 //!
-//! The rows of a Service are compared by their shapes. The shape of most nodes is the cluster's, and
-//! the nodes with another one differ. A change reaches the nodes within a second or so, so a
+//! The rows of a Service are compared by their shapes. The shape of most nodes is the cluster's, or
+//! that most nodes do not have the Service, and the other nodes differ. A change reaches the nodes within a second or so, so a
 //! difference counts only after [`GRACE`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -92,6 +92,32 @@ struct Answering<'a> {
     node: &'a Node,
     /// True if a Service that is missing here is missing on the node.
     is_whole: bool,
+}
+
+/// A Service on a node.
+#[derive(Clone, Copy)]
+struct Here<'a> {
+    name: &'a str,
+    node: &'a Node,
+    cell: &'a Cell,
+    known: &'a Arc<Known>,
+}
+
+/// A Service as all nodes have it.
+struct Compared<'a> {
+    major: &'a Arc<Known>,
+    differ: Vec<Differs>,
+    /// The worst node is the first.
+    failing: Vec<Failing>,
+}
+
+/// The nodes that agree. The first field in which two votes differ decides.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Votes {
+    /// The number of nodes that hear of changes.
+    hearing: usize,
+    count: usize,
+    latest: Option<Instant>,
 }
 
 struct Cell {
@@ -356,7 +382,7 @@ impl Merged {
 
     /// Returns the Services of all nodes that answer, by namespace and name.
     pub(crate) fn rows(&mut self, now: Instant) -> Vec<ClusterRow> {
-        let mut of_key: Vec<Vec<(&str, &Node, &Cell, &Arc<Known>)>> = Vec::new();
+        let mut of_key: Vec<Vec<Here<'_>>> = Vec::new();
         of_key.resize_with(self.totals.len(), Vec::new);
         for node in self.nodes.values_mut() {
             for cell in node.services.values_mut() {
@@ -376,7 +402,12 @@ impl Merged {
         for Answering { name, node, .. } in &answering {
             for cell in node.services.values() {
                 if let Some(known) = &cell.known {
-                    of_key[known.key].push((name, node, cell, known));
+                    of_key[known.key].push(Here {
+                        name,
+                        node,
+                        cell,
+                        known,
+                    });
                 }
             }
         }
@@ -482,6 +513,11 @@ impl Node {
             && self.services.values().all(|cell| cell.known.is_some())
     }
 
+    fn hears(&self) -> bool {
+        let status = self.status.as_ref();
+        status.is_some_and(|status| status.unheard.is_none())
+    }
+
     fn view(&self, name: &str) -> NodeView {
         let status = self.status.as_ref();
         let state = match self.link {
@@ -569,51 +605,16 @@ fn added(
 }
 
 fn row(
-    cells: &[(&str, &Node, &Cell, &Arc<Known>)],
+    cells: &[Here<'_>],
     answering: &[Answering<'_>],
     totals: [u64; COUNTERS],
     now: Instant,
 ) -> ClusterRow {
-    let major = major(cells);
-    let is_major = |known: &Arc<Known>| known.digest == major.digest;
-    let adopted = cells
-        .iter()
-        .filter(|(.., known)| is_major(known))
-        .map(|(_, _, cell, _)| cell.changed)
-        .min();
-    let is_settled = |since: Instant| now.duration_since(since) >= GRACE;
-    let mut differ = Vec::new();
-    if adopted.is_some_and(is_settled) {
-        // The first node that follows a change is ahead, and does not differ.
-        let others = cells
-            .iter()
-            .filter(|(_, _, cell, known)| !is_major(known) && is_settled(cell.changed));
-        differ.extend(others.map(|(node, _, _, known)| Differs {
-            node: (*node).to_owned(),
-            what: difference(&major.shape, &known.shape),
-        }));
-        if cells.len() < answering.len() {
-            let having: HashSet<_> = cells.iter().map(|(node, ..)| *node).collect();
-            let absent = answering
-                .iter()
-                .filter(|one| one.is_whole && !having.contains(one.name));
-            differ.extend(absent.map(|one| Differs {
-                node: one.name.to_owned(),
-                what: "does not have this Service".to_owned(),
-            }));
-        }
-        differ.sort_by(|a, b| a.node.cmp(&b.node));
-    }
-    let mut failing: Vec<_> = cells
-        .iter()
-        .filter(|(_, _, cell, _)| cell.counts.3 != RowFailures::default())
-        .map(|(node, _, cell, _)| Failing {
-            node: (*node).to_owned(),
-            failures: cell.counts.3,
-        })
-        .collect();
-    let size = |failing: &Failing| failing.failures.unserved + failing.failures.failed;
-    failing.sort_by(|a, b| size(b).total_cmp(&size(a)));
+    let Compared {
+        major,
+        differ,
+        failing,
+    } = compared(cells, answering, now);
     let sum = failing
         .iter()
         .fold(RowFailures::default(), |sum, one| RowFailures {
@@ -621,7 +622,7 @@ fn row(
             failed: sum.failed + one.failures.failed,
         });
     let number = |of: fn(&RowCounts) -> u64| {
-        let numbers = cells.iter().map(|(_, _, cell, _)| of(&cell.counts));
+        let numbers = cells.iter().map(|here| of(&here.cell.counts));
         numbers.fold(0_u64, u64::saturating_add)
     };
     let serves = |node: &Node| node.status.as_ref().is_some_and(has_programs);
@@ -632,7 +633,7 @@ fn row(
         failures: (!failing.is_empty()).then_some(sum),
         serving: cells
             .iter()
-            .filter(|(_, node, _, known)| is_major(known) && serves(node))
+            .filter(|here| here.known.digest == major.digest && serves(here.node))
             .count(),
         differing: differ.len(),
         differ: first(differ),
@@ -641,25 +642,75 @@ fn row(
     }
 }
 
-/// Returns the shape of most nodes. Among equally many, that of nodes that hear of changes, then
-/// the latest.
-fn major<'a>(cells: &[(&str, &Node, &Cell, &'a Arc<Known>)]) -> &'a Arc<Known> {
-    let mut votes: HashMap<Digest, (usize, usize, Option<Instant>, &'a Arc<Known>)> =
-        HashMap::new();
-    for (_, node, cell, known) in cells {
-        let hears = node
-            .status
-            .as_ref()
-            .is_some_and(|status| status.unheard.is_none());
-        let (count, hearing, latest, _) = votes.entry(known.digest).or_insert((0, 0, None, known));
-        *count += 1;
-        *hearing += usize::from(hears);
-        *latest = (*latest).max(Some(cell.changed));
+fn compared<'a>(cells: &[Here<'a>], answering: &[Answering<'_>], now: Instant) -> Compared<'a> {
+    let mut absent = Vec::new();
+    if cells.len() < answering.len() {
+        let having: HashSet<_> = cells.iter().map(|here| here.name).collect();
+        let without = answering.iter();
+        absent.extend(without.filter(|one| one.is_whole && !having.contains(one.name)));
     }
-    let most = votes
-        .into_values()
-        .max_by_key(|(count, hearing, latest, _)| (*count, *hearing, *latest));
-    most.map_or(cells[0].3, |(.., known)| known)
+    let (votes, major) = major(cells);
+    let without = absent.iter().fold(Votes::default(), |votes, one| Votes {
+        hearing: votes.hearing + usize::from(one.node.hears()),
+        count: votes.count + 1,
+        latest: None,
+    });
+    let is_gone = (without.hearing, without.count) > (votes.hearing, votes.count);
+    let is_major = |here: &&Here<'_>| here.known.digest == major.digest;
+    let adopted = cells.iter().filter(is_major).map(|here| here.cell.changed);
+    let is_settled = |since: Instant| now.duration_since(since) >= GRACE;
+    let differs = |node: &str, what: String| Differs {
+        node: node.to_owned(),
+        what,
+    };
+    let settled = cells.iter().filter(|here| is_settled(here.cell.changed));
+    let mut differ: Vec<_> = if is_gone {
+        settled
+            .map(|here| differs(here.name, "still has this Service".to_owned()))
+            .collect()
+    } else if adopted.min().is_some_and(is_settled) {
+        // The first node that follows a change is ahead, and does not differ.
+        let others = settled.filter(|here| !is_major(here));
+        let others =
+            others.map(|here| differs(here.name, difference(&major.shape, &here.known.shape)));
+        let absent = absent
+            .iter()
+            .map(|one| differs(one.name, "does not have this Service".to_owned()));
+        others.chain(absent).collect()
+    } else {
+        Vec::new()
+    };
+    differ.sort_by(|a, b| a.node.cmp(&b.node));
+    let mut failing: Vec<_> = cells
+        .iter()
+        .filter(|here| here.cell.counts.3 != RowFailures::default())
+        .map(|here| Failing {
+            node: here.name.to_owned(),
+            failures: here.cell.counts.3,
+        })
+        .collect();
+    let size = |failing: &Failing| failing.failures.unserved + failing.failures.failed;
+    failing.sort_by(|a, b| size(b).total_cmp(&size(a)));
+    Compared {
+        major,
+        differ,
+        failing,
+    }
+}
+
+/// Returns the shape of most nodes that hear of changes, then of most nodes, then the latest.
+fn major<'a>(cells: &[Here<'a>]) -> (Votes, &'a Arc<Known>) {
+    let mut all: HashMap<Digest, (Votes, &Arc<Known>)> = HashMap::new();
+    for here in cells {
+        let (votes, _) = all
+            .entry(here.known.digest)
+            .or_insert((Votes::default(), here.known));
+        votes.hearing += usize::from(here.node.hears());
+        votes.count += 1;
+        votes.latest = votes.latest.max(Some(here.cell.changed));
+    }
+    let most = all.into_values().max_by_key(|(votes, _)| *votes);
+    most.unwrap_or((Votes::default(), cells[0].known))
 }
 
 fn difference(major: &Shape, other: &Shape) -> String {

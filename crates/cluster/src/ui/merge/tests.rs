@@ -152,15 +152,59 @@ fn node_that_lags_behind_a_change_differs_after_a_grace() {
     assert_eq!(cluster.differ(), "");
 }
 
+fn deaf() -> Status {
+    let unheard = json!({"since": "2026-01-01T00:00:00Z", "kinds": ["Service"]});
+    Status {
+        unheard: serde_json::from_value(unheard).unwrap(),
+        ..status(true)
+    }
+}
+
+#[test]
+fn nodes_that_hear_nothing_lose_to_one_that_hears() {
+    let mut cluster = Cluster::of(&["n1", "n2", "n3"]);
+    for node in ["n1", "n3"] {
+        cluster.answer(node, deaf());
+        cluster.shapes(node, &[shape("web", 3)]);
+    }
+    cluster.shapes("n2", &[shape("web", 2)]);
+    cluster.wait(6);
+    assert_eq!(cluster.differ(), "n1: 3/3 ready; n3: 3/3 ready");
+}
+
+#[test]
+fn node_that_keeps_a_removed_service_differs() {
+    let mut cluster = Cluster::of(&["n1", "n2", "n3"]);
+    for node in ["n1", "n2", "n3"] {
+        cluster.shapes(node, &[shape("web", 3)]);
+    }
+    cluster.wait(6);
+    for node in ["n1", "n2"] {
+        let gone = Round {
+            services: 0,
+            shapes: Vec::new(),
+            counts: Vec::new(),
+            gone: vec![1],
+            more: false,
+        };
+        let now = cluster.now;
+        cluster.merged.take_round(node, gone, now);
+    }
+    assert_eq!(cluster.differ(), "", "the removal is on its way");
+    cluster.wait(6);
+    assert_eq!(cluster.differ(), "n3: still has this Service");
+    // Of two nodes, the one that hears counts.
+    cluster.merged.keep(&["n2".to_owned(), "n3".to_owned()]);
+    assert_eq!(cluster.differ(), "n2: does not have this Service");
+    let now = cluster.now;
+    cluster.merged.take_status("n3", deaf(), EXACT, now);
+    assert_eq!(cluster.differ(), "n3: still has this Service");
+}
+
 #[test]
 fn node_that_hears_nothing_loses_a_tie() {
     let mut cluster = Cluster::of(&["n1", "n2"]);
-    let deaf = json!({"since": "2026-01-01T00:00:00Z", "kinds": ["Service"]});
-    let deaf = Status {
-        unheard: serde_json::from_value(deaf).unwrap(),
-        ..status(true)
-    };
-    cluster.answer("n1", deaf);
+    cluster.answer("n1", deaf());
     cluster.shapes("n2", &[shape("web", 2)]);
     cluster.wait(1);
     cluster.shapes("n1", &[shape("web", 3)]);
