@@ -33,6 +33,8 @@ const RETRY: Duration = Duration::from_secs(5);
 /// The longest time before a node that fails again and again is tried again: each attempt keeps
 /// other nodes waiting for a permit.
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// The time of an answering session after which a node counts as well again.
+const WELL: Duration = Duration::from_secs(60);
 /// The maximum number of digests of a question. More are asked for as all.
 const ASKED: usize = 200;
 
@@ -100,19 +102,29 @@ impl Identity {
 
 /// Reads a node, again and again.
 async fn tend(shared: Arc<Shared>, at: NodePod) {
-    let mut wait = RETRY;
+    let mut wait = None;
     loop {
+        let begun = Instant::now();
         let ended = session(&shared, &at).await;
         let has_answered = lock(&shared.links).remove(&at.node).is_some();
-        wait = if has_answered {
-            RETRY
-        } else {
-            (2 * wait).min(LONGEST_RETRY)
-        };
+        let was_well = has_answered && begun.elapsed() >= WELL;
+        let next = next_wait(wait.filter(|_| !was_well));
+        wait = Some(next);
         let why = ended.err().unwrap_or_else(|| anyhow!("ended"));
         lock(&shared.merged).end(&at.node, format!("{why:#}"), Timestamp::now());
-        sleep(wait).await;
+        sleep(jittered(next, rand::random())).await;
     }
+}
+
+/// Returns the time before the next attempt, after the time before this one.
+fn next_wait(before: Option<Duration>) -> Duration {
+    before.map_or(RETRY, |before| (2 * before).min(LONGEST_RETRY))
+}
+
+/// Returns up to a fifth more or less, by a random number below 1, so that nodes which failed
+/// together are spread.
+fn jittered(wait: Duration, random: f64) -> Duration {
+    wait.mul_f64(0.8 + 0.4 * random)
 }
 
 /// Reads a node until a failure.
@@ -270,5 +282,24 @@ async fn name_nodes(shared: Arc<Shared>) {
             lock(&shared.names).set_nodes(&listed.items);
         }
         sleep(NODES_PERIOD).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_that_fails_again_and_again_is_tried_less_often() {
+        let mut wait = None;
+        let secs: Vec<u64> = (0..6)
+            .map(|_| wait.insert(next_wait(wait)).as_secs())
+            .collect();
+        assert_eq!(secs, [5, 10, 20, 40, 60, 60]);
+        let millis = |random| jittered(RETRY, random).as_millis();
+        assert_eq!(
+            [millis(0.0), millis(0.5), millis(1.0)],
+            [4_000, 5_000, 6_000]
+        );
     }
 }
