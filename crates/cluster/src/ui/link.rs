@@ -99,15 +99,22 @@ async fn ended(process: &mut AttachedProcess) -> anyhow::Error {
         let words = exec::first_bytes(stderr, LONGEST_STDERR);
         let (status, words) = tokio::try_join!(status, words)?;
         let words = String::from_utf8_lossy(&words).trim().to_owned();
-        let words = words.trim_start_matches("kpx: ").to_owned();
-        let code = exec::code(&status)?;
-        if words.is_empty() {
-            bail!("kpx has ended with {code}");
-        }
-        bail!("{words}")
+        bail!("{}", said(exec::code(&status)?, &words))
     };
     let ended: Result<()> = work.await;
     ended.err().unwrap_or_else(|| anyhow!(BROKEN))
+}
+
+/// Returns the reason of a relay that has ended.
+fn said(code: i32, words: &str) -> String {
+    // clap's words for a subcommand that it lacks.
+    if code == 2 && words.contains("unrecognized subcommand") {
+        return "this node runs an older kpx, without the page of the cluster".to_owned();
+    }
+    match words.trim_start_matches("kpx: ") {
+        "" => format!("kpx has ended with {code}"),
+        words => words.to_owned(),
+    }
 }
 
 impl Link {
@@ -243,5 +250,22 @@ impl<R: AsyncRead + Unpin> AsyncRead for Counted<R> {
         let read = buffer.filled().len() - before;
         self.bytes.fetch_add(read as u64, Ordering::Relaxed);
         polled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relay_that_a_node_lacks_is_called_older() {
+        let lacks = "error: unrecognized subcommand 'relay'\n\nUsage: kpx [OPTIONS] <COMMAND>";
+        let older = "this node runs an older kpx, without the page of the cluster";
+        assert_eq!(said(2, lacks), older);
+        assert_eq!(
+            said(1, "kpx: connect: no such file"),
+            "connect: no such file"
+        );
+        assert_eq!(said(137, ""), "kpx has ended with 137");
     }
 }
