@@ -37,7 +37,8 @@ pub(super) fn shared() -> Arc<Shared> {
 
 /// Adds a node that answers.
 pub(super) async fn answer(shared: &Shared, node: &str, answers: Answers) {
-    lock(&shared.links).insert(node.to_owned(), link(answers).await);
+    let link = link(answers).await;
+    lock(&shared.links).insert(node.to_owned(), link);
 }
 
 /// Returns a link with an agent that answers so.

@@ -22,6 +22,8 @@ const GRACE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The maximum number of nodes that a row names.
 const NAMED: usize = 8;
+/// The failures per second from which a node counts as failing; fewer show as 0.
+const FAILS: f64 = 0.005;
 /// The difference of clocks that is a problem of its node, in seconds.
 const MUCH_SKEW: f64 = 2.0;
 
@@ -146,6 +148,22 @@ pub struct ClusterRow {
     pub differing: usize,
     /// The nodes whose clients fail, the worst first, at most [`NAMED`].
     pub failing: Vec<Failing>,
+    pub failing_nodes: FailingNodes,
+}
+
+/// The numbers of nodes whose packets are unserved, and whose connects fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct FailingNodes {
+    pub unserved: usize,
+    pub failed: usize,
+}
+
+/// What a node has to do with the others in a Service.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Apart {
+    /// What differs.
+    pub(crate) differs: Option<String>,
+    pub(crate) failures: RowFailures,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -384,21 +402,8 @@ impl Merged {
     pub(crate) fn rows(&mut self, now: Instant) -> Vec<ClusterRow> {
         let mut of_key: Vec<Vec<Here<'_>>> = Vec::new();
         of_key.resize_with(self.totals.len(), Vec::new);
-        for node in self.nodes.values_mut() {
-            for cell in node.services.values_mut() {
-                cell.resolve(&self.shapes, &node.own);
-            }
-        }
-        let answering: Vec<Answering<'_>> = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.link == LinkState::Answers && node.first_round.is_some())
-            .map(|(name, node)| Answering {
-                name,
-                node,
-                is_whole: node.is_whole(now),
-            })
-            .collect();
+        self.resolve();
+        let answering = self.answering(now);
         for Answering { name, node, .. } in &answering {
             for cell in node.services.values() {
                 if let Some(known) = &cell.known {
@@ -426,6 +431,68 @@ impl Merged {
             self.shapes.retain(|_, known| Arc::strong_count(known) > 1);
         }
         rows
+    }
+
+    /// Returns the nodes that differ in a Service or whose clients fail there.
+    pub(crate) fn apart(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        now: Instant,
+    ) -> BTreeMap<String, Apart> {
+        let Some(key) = self.keys.get(&(namespace.to_owned(), name.to_owned())) else {
+            return BTreeMap::new();
+        };
+        let key = *key;
+        self.resolve();
+        let answering = self.answering(now);
+        let mut cells = Vec::new();
+        for Answering { name, node, .. } in &answering {
+            let here = node.services.values().filter_map(|cell| {
+                let known = cell.known.as_ref().filter(|known| known.key == key)?;
+                Some(Here {
+                    name,
+                    node,
+                    cell,
+                    known,
+                })
+            });
+            cells.extend(here);
+        }
+        let mut apart: BTreeMap<String, Apart> = BTreeMap::new();
+        if cells.is_empty() {
+            return apart;
+        }
+        let Compared {
+            differ, failing, ..
+        } = compared(&cells, &answering, now);
+        for Differs { node, what } in differ {
+            apart.entry(node).or_default().differs = Some(what);
+        }
+        for Failing { node, failures } in failing {
+            apart.entry(node).or_default().failures = failures;
+        }
+        apart
+    }
+
+    fn resolve(&mut self) {
+        for node in self.nodes.values_mut() {
+            for cell in node.services.values_mut() {
+                cell.resolve(&self.shapes, &node.own);
+            }
+        }
+    }
+
+    fn answering(&self, now: Instant) -> Vec<Answering<'_>> {
+        self.nodes
+            .iter()
+            .filter(|(_, node)| node.link == LinkState::Answers && node.first_round.is_some())
+            .map(|(name, node)| Answering {
+                name,
+                node,
+                is_whole: node.is_whole(now),
+            })
+            .collect()
     }
 
     pub(crate) fn status(&self, cluster: String, names_missing: Option<String>) -> ClusterStatus {
@@ -626,6 +693,10 @@ fn row(
         numbers.fold(0_u64, u64::saturating_add)
     };
     let serves = |node: &Node| node.status.as_ref().is_some_and(has_programs);
+    let nodes = |of: fn(&RowFailures) -> f64| {
+        let failing = failing.iter().filter(|one| of(&one.failures) > FAILS);
+        failing.count()
+    };
     ClusterRow {
         flows: number(|counts| counts.0),
         open_flows: number(|counts| counts.1),
@@ -637,6 +708,10 @@ fn row(
             .count(),
         differing: differ.len(),
         differ: first(differ),
+        failing_nodes: FailingNodes {
+            unserved: nodes(|failures| failures.unserved),
+            failed: nodes(|failures| failures.failed),
+        },
         failing: first(failing),
         shape: major.shape.clone(),
     }

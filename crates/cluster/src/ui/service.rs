@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream;
+use proxy_view::page::RowFailures;
 use proxy_view::rates::Reading;
 use proxy_view::{BackendView, PortCounts, PortView, ServiceView};
 use serde::Serialize;
 
 use super::link::Refused;
+use super::merge::Apart;
 use super::{Page, lock};
 
 /// Time limit for each node: a slow one is left out of this answer.
@@ -41,6 +43,10 @@ pub struct NodeService {
     pub connect_p99: Option<f64>,
     /// The backends that the node avoids or that do not answer it.
     pub avoided: Vec<SocketAddr>,
+    /// What the node differs in from most nodes.
+    pub differs: Option<String>,
+    /// The failures of the node's clients per second.
+    pub failures: RowFailures,
 }
 
 impl Page {
@@ -76,6 +82,12 @@ impl Page {
             };
             nodes.insert(node, found);
         }
+        let apart = lock(&self.0.merged).apart(namespace, name, Instant::now());
+        for (node, Apart { differs, failures }) in apart {
+            if let Some(found) = nodes.get_mut(&node) {
+                (found.differs, found.failures) = (differs, failures);
+            }
+        }
         Some(ClusterService {
             service: merged(views)?,
             nodes: nodes.into_values().collect(),
@@ -101,6 +113,8 @@ impl NodeService {
             connect_p50: None,
             connect_p99: None,
             avoided: Vec::new(),
+            differs: None,
+            failures: RowFailures::default(),
         }
     }
 

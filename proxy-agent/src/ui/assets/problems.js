@@ -1,7 +1,7 @@
 // Says what is wrong with a Service, so that the worst comes first.
 
 import { latest } from "./history.js";
-import { rate, seconds } from "./text.js";
+import { plural, rate, seconds } from "./text.js";
 
 /** The kinds of problems, the worst first. */
 export const KINDS = [
@@ -41,10 +41,12 @@ export function findProblem(row) {
 }
 
 /** Names the nodes whose clients fail; on the page of a node there is no other. */
-function from({ failing }, kind) {
-  const nodes = failing?.filter((one) => one[kind] > MOVES).map(({ node }) => node) ?? [];
-  if (nodes.length === 0) return "";
-  return nodes.length > 2 ? ` from ${nodes[0]} and ${nodes.length - 1} more` : ` from ${nodes.join(", ")}`;
+function from({ failing, failingNodes }, kind) {
+  const all = failingNodes?.[kind] ?? 0;
+  if (all === 0) return "";
+  const nodes = failing.filter((one) => one[kind] > MOVES).map(({ node }) => node);
+  if (nodes.length === 0) return ` from ${plural(all, "node")}`;
+  return all > 2 || nodes.length < all ? ` from ${nodes[0]} and ${all - 1} more` : ` from ${nodes.join(", ")}`;
 }
 
 /** Returns a number by which problems sort: the kind, then the size. */

@@ -23,7 +23,7 @@ export function service(key) {
     const text = open === false ? `There is no service ${key} on ${IS_CLUSTER ? "any node that answers" : "this node"}.` : "…";
     return [back, h("p", { class: "nothing", "data-key": "nothing" }, text)];
   }
-  return [back, title(open), open.nodes ? nodesOf(key, open) : null, timeline(key), ...open.ports.map((port) => portSection(open, port))];
+  return [back, title(open), open.nodes ? nodesOf(open) : null, timeline(key), ...open.ports.map((port) => portSection(open, port))];
 }
 
 /** Shows the Service's last minutes. */
@@ -91,21 +91,18 @@ function title(service) {
 }
 
 /** Shows what the Service is on each node, those that differ or fail first. */
-function nodesOf(key, { nodes }) {
-  const row = state.rows.find((row) => row.key === key);
-  const differ = new Map(row?.differ.map(({ node, what }) => [node, what]));
-  const failing = new Map(row?.failing.map((one) => [one.node, one]));
-  const said = ({ node, state: now, avoided }) => {
+function nodesOf({ nodes }) {
+  const weight = ({ failures }) => failures.unserved + failures.failed;
+  const said = ({ node, state: now, avoided, differs, failures }) => {
     const { problems = [] } = state.status?.nodes.find(({ name }) => name === node) ?? {};
     if (now === "silent") return ["down", problems[0] ? `${problems[0].what}: ${problems[0].why}` : "no answer"];
     const bare = problems.find(({ what }) => what === "no programs");
     if (bare) return ["down", bare.what];
-    if (now === "absent") return ["down", "does not have this Service"];
-    if (differ.has(node)) return ["draining", differ.get(node)];
+    if (now === "absent") return [differs ? "down" : "draining", "does not have this Service"];
+    if (differs) return ["draining", differs];
     if (avoided.length > 0) return ["draining", `avoids ${avoided.join(", ")}`];
-    return failing.has(node) ? ["down", "clients fail"] : ["up", "serves"];
+    return weight({ failures }) > 0 ? ["down", "clients fail"] : ["up", "serves"];
   };
-  const weight = ({ node }) => (failing.get(node)?.unserved ?? 0) + (failing.get(node)?.failed ?? 0);
   const rank = { down: 0, draining: 1, up: 2 };
   const all = nodes.map((node) => ({ ...node, said: said(node) }));
   all.sort((a, b) => rank[a.said[0]] - rank[b.said[0]] || weight(b) - weight(a) || a.node.localeCompare(b.node, "en", { numeric: true }));
@@ -134,8 +131,8 @@ function nodesOf(key, { nodes }) {
               h("td", {}, h("span", { class: `state ${one.said[0]}` }, one.said[1])),
               numberCell(`${count(one.inUse)}/${count(one.total)}`, one.total),
               numberCell(number(one.counts.flows), one.counts.flows),
-              numberCell(rate(failing.get(one.node)?.unserved ?? 0), failing.get(one.node)?.unserved),
-              numberCell(rate(failing.get(one.node)?.failed ?? 0), failing.get(one.node)?.failed),
+              numberCell(rate(one.failures.unserved), one.failures.unserved),
+              numberCell(rate(one.failures.failed), one.failures.failed),
               numberCell(count(one.refused), one.refused),
               numberCell(count(one.unanswered), one.unanswered),
               h("td", { class: "number" }, seconds(one.connectP50)),

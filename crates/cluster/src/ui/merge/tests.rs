@@ -428,3 +428,29 @@ fn node_that_comes_back_adds_no_burst_of_reasons() {
     cluster.merged.take_status("n1", counted(5_001), EXACT, now);
     assert_eq!(sums(&cluster), (8, 8));
 }
+
+#[test]
+fn every_node_that_fails_or_differs_is_counted_and_found() {
+    let names: Vec<_> = (10..60).map(|n| format!("n{n}")).collect();
+    let nodes: Vec<_> = names.iter().map(String::as_str).collect();
+    let mut cluster = Cluster::of(&nodes);
+    for (node, ready) in nodes.iter().zip([2; 20].into_iter().chain([3; 30])) {
+        cluster.shapes(node, &[shape("web", ready)]);
+        cluster.counts(node, 0, 1.0);
+    }
+    cluster.wait(6);
+    let row = &cluster.rows()[0];
+    assert_eq!((row.failing.len(), row.differ.len()), (NAMED, NAMED));
+    assert_eq!(
+        (row.failing_nodes.unserved, row.failing_nodes.failed),
+        (50, 0)
+    );
+    assert_eq!(row.differing, 20);
+    let now = cluster.now;
+    let apart = cluster.merged.apart("shop", "web", now);
+    assert_eq!(apart.len(), 50);
+    assert_eq!(apart["n29"].differs.as_deref(), Some("2/3 ready"));
+    assert_eq!(apart["n59"].differs, None);
+    assert!(apart.values().all(|one| one.failures.unserved > 0.9));
+    assert!(cluster.merged.apart("shop", "other", now).is_empty());
+}
