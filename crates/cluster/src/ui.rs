@@ -39,8 +39,9 @@ const TIMEOUT: u64 = 10;
 /// The nodes that share one second between two rounds of changes: with many nodes, each sends less
 /// often.
 const NODES_PER_SECOND: usize = 40;
-/// The shortest time between two rounds, in seconds.
+/// The shortest and the longest time between two rounds, in seconds.
 const LEAST_PERIOD: usize = 2;
+const LONGEST_PERIOD: usize = 60;
 
 /// Serve a web page of the whole cluster on this machine, until stopped.
 ///
@@ -125,7 +126,7 @@ impl Shared {
 
     /// Returns the seconds between two rounds of a node.
     fn period(&self) -> usize {
-        (lock(&self.tasks).len() / NODES_PER_SECOND).max(LEAST_PERIOD)
+        period(lock(&self.tasks).len())
     }
 
     /// Returns whose an address was, in the words of the page.
@@ -134,6 +135,11 @@ impl Shared {
         node.map(Whose::Node)
             .or_else(|| lock(&self.names).whose(address, at))
     }
+}
+
+/// Returns the seconds between two rounds of each of these nodes.
+fn period(nodes: usize) -> usize {
+    (nodes / NODES_PER_SECOND).clamp(LEAST_PERIOD, LONGEST_PERIOD)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

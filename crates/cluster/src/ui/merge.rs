@@ -2,7 +2,7 @@
 //!
 //! The rows of a Service are compared by their shapes. The shape of most nodes is the cluster's, or
 //! that most nodes do not have the Service, and the other nodes differ. A change reaches the nodes within a second or so, so a
-//! difference counts only after [`GRACE`].
+//! difference counts only after [`GRACE`] and two rounds.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::skew::Skew;
 
-/// The time that nodes have to follow a change.
+/// The time that nodes have to follow a change, beside two rounds.
 const GRACE: Duration = Duration::from_secs(5);
 /// The time that a node has for the shapes that it is asked for, before another node is asked too.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -64,8 +64,8 @@ struct Node {
     /// The shapes with another digest than this program computes: of another version, or a lie.
     own: Shapes,
     first_round: Option<Instant>,
-    /// The time at which a Service was last removed.
-    last_gone: Option<Instant>,
+    /// The times at which Services were removed, by key.
+    gone: HashMap<usize, Instant>,
     /// True until every Service has been counted once. What was counted before is no news.
     is_baseline: bool,
 }
@@ -231,7 +231,8 @@ impl Merged {
         node.services.clear();
         node.own.clear();
         node.bytes = Bytes::default();
-        (node.first_round, node.last_gone) = (None, None);
+        node.first_round = None;
+        node.gone.clear();
         node.is_baseline = true;
     }
 
@@ -297,6 +298,7 @@ impl Merged {
     /// Takes in a round, and returns the digests of unknown shapes that this node must be asked
     /// for.
     pub(crate) fn take_round(&mut self, name: &str, round: Round, at: Instant) -> Vec<Digest> {
+        let grace = self.grace();
         let Some(node) = self.nodes.get_mut(name) else {
             return Vec::new();
         };
@@ -323,9 +325,13 @@ impl Merged {
                 )),
             }
         }
+        node.gone.retain(|_, gone| at.duration_since(*gone) < grace);
         for number in round.gone {
-            node.services.remove(&number);
-            node.last_gone = Some(at);
+            let cell = node.services.remove(&number);
+            let known = cell.and_then(|cell| find(&self.shapes, &node.own, cell.digest));
+            if let Some(known) = known {
+                node.gone.insert(known.key, at);
+            }
         }
         for (number, counts) in round.counts {
             let Some(cell) = node.services.get_mut(&number) else {
@@ -403,6 +409,7 @@ impl Merged {
         let mut of_key: Vec<Vec<Here<'_>>> = Vec::new();
         of_key.resize_with(self.totals.len(), Vec::new);
         self.resolve();
+        let grace = self.grace();
         let answering = self.answering(now);
         for Answering { name, node, .. } in &answering {
             for cell in node.services.values() {
@@ -420,7 +427,7 @@ impl Merged {
             .iter()
             .zip(&self.totals)
             .filter(|(cells, _)| !cells.is_empty())
-            .map(|(cells, totals)| row(cells, &answering, *totals, now))
+            .map(|(cells, totals)| row(cells, &answering, *totals, settled(now, grace)))
             .collect();
         rows.sort_by(|a, b| {
             let key = |row: &ClusterRow| (row.shape.namespace.clone(), row.shape.name.clone());
@@ -465,7 +472,7 @@ impl Merged {
         }
         let Compared {
             differ, failing, ..
-        } = compared(&cells, &answering, now);
+        } = compared(&cells, &answering, settled(now, self.grace()));
         for Differs { node, what } in differ {
             apart.entry(node).or_default().differs = Some(what);
         }
@@ -483,14 +490,19 @@ impl Merged {
         }
     }
 
+    fn grace(&self) -> Duration {
+        GRACE + 2 * Duration::from_secs(super::period(self.nodes.len()) as u64)
+    }
+
     fn answering(&self, now: Instant) -> Vec<Answering<'_>> {
+        let is_settled = settled(now, self.grace());
         self.nodes
             .iter()
             .filter(|(_, node)| node.link == LinkState::Answers && node.first_round.is_some())
             .map(|(name, node)| Answering {
                 name,
                 node,
-                is_whole: node.is_whole(now),
+                is_whole: node.is_whole(is_settled),
             })
             .collect()
     }
@@ -573,10 +585,8 @@ impl Cell {
 
 impl Node {
     /// Returns true if all Services of the node have been known for a while.
-    fn is_whole(&self, now: Instant) -> bool {
-        let is_settled = |since: Instant| now.duration_since(since) >= GRACE;
+    fn is_whole(&self, is_settled: impl Fn(Instant) -> bool + Copy) -> bool {
         self.first_round.is_some_and(is_settled)
-            && self.last_gone.is_none_or(is_settled)
             && self.services.values().all(|cell| cell.known.is_some())
     }
 
@@ -671,17 +681,22 @@ fn added(
     all
 }
 
+/// Returns whether a change of that time has had time to reach all nodes.
+fn settled(now: Instant, grace: Duration) -> impl Fn(Instant) -> bool + Copy {
+    move |since| now.duration_since(since) >= grace
+}
+
 fn row(
     cells: &[Here<'_>],
     answering: &[Answering<'_>],
     totals: [u64; COUNTERS],
-    now: Instant,
+    is_settled: impl Fn(Instant) -> bool + Copy,
 ) -> ClusterRow {
     let Compared {
         major,
         differ,
         failing,
-    } = compared(cells, answering, now);
+    } = compared(cells, answering, is_settled);
     let sum = failing
         .iter()
         .fold(RowFailures::default(), |sum, one| RowFailures {
@@ -717,12 +732,21 @@ fn row(
     }
 }
 
-fn compared<'a>(cells: &[Here<'a>], answering: &[Answering<'_>], now: Instant) -> Compared<'a> {
+fn compared<'a>(
+    cells: &[Here<'a>],
+    answering: &[Answering<'_>],
+    is_settled: impl Fn(Instant) -> bool + Copy,
+) -> Compared<'a> {
     let mut absent = Vec::new();
     if cells.len() < answering.len() {
         let having: HashSet<_> = cells.iter().map(|here| here.name).collect();
-        let without = answering.iter();
-        absent.extend(without.filter(|one| one.is_whole && !having.contains(one.name)));
+        let key = cells[0].known.key;
+        let has_settled = |node: &Node| node.gone.get(&key).is_none_or(|gone| is_settled(*gone));
+        absent.extend(
+            answering
+                .iter()
+                .filter(|one| one.is_whole && !having.contains(one.name) && has_settled(one.node)),
+        );
     }
     let (votes, major) = major(cells);
     let without = absent.iter().fold(Votes::default(), |votes, one| Votes {
@@ -733,7 +757,6 @@ fn compared<'a>(cells: &[Here<'a>], answering: &[Answering<'_>], now: Instant) -
     let is_gone = (without.hearing, without.count) > (votes.hearing, votes.count);
     let is_major = |here: &&Here<'_>| here.known.digest == major.digest;
     let adopted = cells.iter().filter(is_major).map(|here| here.cell.changed);
-    let is_settled = |since: Instant| now.duration_since(since) >= GRACE;
     let differs = |node: &str, what: String| Differs {
         node: node.to_owned(),
         what,

@@ -181,7 +181,7 @@ async fn read_status(shared: &Shared, at: &NodePod, link: &Link) -> Result<()> {
 
 async fn read_changes(shared: &Shared, at: &NodePod, link: &Link) -> Result<()> {
     let period = shared.period();
-    let what = format!("changes?every={}", period.min(60));
+    let what = format!("changes?every={period}");
     let mut lines = link.lines(&what, shared.limit).await?;
     let limit = shared.limit + Duration::from_secs(period as u64);
     loop {
