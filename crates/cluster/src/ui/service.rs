@@ -1,11 +1,11 @@
 //! One Service with all details, as all nodes see it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use futures::stream;
+use futures::stream::FuturesUnordered;
 use proxy_view::page::RowFailures;
 use proxy_view::rates::Reading;
 use proxy_view::{BackendView, PortCounts, PortView, ServiceView};
@@ -57,24 +57,21 @@ impl Page {
             .append_pair("name", name)
             .finish();
         let question = &format!("service?{question}");
-        let asked = stream::iter(self.0.links()).map(|(node, link)| async move {
+        let asked = self.0.links().into_iter().map(|(node, link)| async move {
             let answer = link.ask::<ServiceView>(question, LIMIT).await;
             (node, answer)
         });
-        let answers: Vec<_> = asked
-            .buffer_unordered(self.0.connect.parallel())
-            .collect()
-            .await;
+        let mut answers: FuturesUnordered<_> = asked.collect();
         let mut nodes: BTreeMap<String, NodeService> = lock(&self.0.merged)
             .names()
             .map(|node| (node.to_owned(), NodeService::without(node, "silent")))
             .collect();
-        let mut views = Vec::new();
-        for (node, answer) in answers {
+        let mut sum = None;
+        while let Some((node, answer)) = answers.next().await {
             let found = match answer {
                 Ok(service) => {
                     let found = NodeService::of(&node, &service);
-                    views.push(service);
+                    sum = Some(merged(sum, service));
                     found
                 }
                 Err(error) if is_absent(&error) => NodeService::without(&node, "absent"),
@@ -89,7 +86,7 @@ impl Page {
             }
         }
         Some(ClusterService {
-            service: merged(views)?,
+            service: sum?,
             nodes: nodes.into_values().collect(),
         })
     }
@@ -137,41 +134,33 @@ impl NodeService {
     }
 }
 
-/// Returns one view of many: the objects as the first node sees them, and sums.
-fn merged(views: Vec<ServiceView>) -> Option<ServiceView> {
-    views
-        .into_iter()
-        .reduce(|mut sum, view| {
-            for port in view.ports {
-                let key = |port: &PortView| (port.protocol.clone(), port.port);
-                match sum.ports.iter_mut().find(|known| key(known) == key(&port)) {
-                    Some(known) => add_port(known, port),
-                    None => sum.ports.push(port),
-                }
-            }
-            sum
-        })
-        .map(|mut sum| {
-            // No backend is nearer than another to a whole cluster.
-            let ports = sum.ports.iter_mut();
-            for backend in ports.flat_map(|port| &mut port.backends) {
-                backend.local = false;
-            }
-            sum
-        })
+/// Adds a view to the sum of others: the objects as the first node sees them, and sums.
+fn merged(sum: Option<ServiceView>, mut view: ServiceView) -> ServiceView {
+    // No backend is nearer than another to a whole cluster.
+    let backends = view.ports.iter_mut().flat_map(|port| &mut port.backends);
+    backends.for_each(|backend| backend.local = false);
+    let Some(mut sum) = sum else {
+        return view;
+    };
+    for port in view.ports {
+        let key = |port: &PortView| (port.protocol.clone(), port.port);
+        match sum.ports.iter_mut().find(|known| key(known) == key(&port)) {
+            Some(known) => add_port(known, port),
+            None => sum.ports.push(port),
+        }
+    }
+    sum
 }
 
 fn add_port(sum: &mut PortView, port: PortView) {
     sum.counts.add(&port.counts);
     sum.connect = sum.connect.plus(&port.connect);
     sum.redirected |= port.redirected;
+    let known = sum.backends.iter().enumerate();
+    let places: HashMap<_, _> = known.map(|(place, one)| (one.address, place)).collect();
     for backend in port.backends {
-        let known = sum.backends.iter_mut();
-        match known
-            .into_iter()
-            .find(|known| known.address == backend.address)
-        {
-            Some(known) => add_backend(known, &backend),
+        match places.get(&backend.address) {
+            Some(place) => add_backend(&mut sum.backends[*place], &backend),
             None => sum.backends.push(backend),
         }
     }
@@ -226,7 +215,8 @@ mod tests {
         let of_second = NodeService::of("n2", &views[1]);
         assert_eq!(of_second.avoided, [a.parse().unwrap()]);
         assert_eq!((of_second.in_use, of_second.total), (2, 2));
-        let sum = merged(views).unwrap();
+        let add = |sum, view| Some(merged(sum, view));
+        let sum = views.into_iter().fold(None, add).unwrap();
         let port = &sum.ports[0];
         assert_eq!((port.counts.flows_opened, port.counts.flows), (14, 4));
         let backends: Vec<_> = port
@@ -235,6 +225,5 @@ mod tests {
             .map(|backend| (backend.flows, backend.silent, backend.local))
             .collect();
         assert_eq!(backends, [(5, true, false), (1, false, false)]);
-        assert!(merged(Vec::new()).is_none());
     }
 }

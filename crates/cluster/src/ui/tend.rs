@@ -13,6 +13,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
 use proxy_view::page::{Clock, Digest, Round, Shaped};
 use proxy_view::status::Status;
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::link::{self, Link};
@@ -30,9 +31,10 @@ const WATCH: u32 = 30;
 const DEAF: SignedDuration = SignedDuration::from_secs(WATCH as i64 + 5);
 /// The time before a node that failed is tried again, and before the names are.
 const RETRY: Duration = Duration::from_secs(5);
-/// The longest time before a node that fails again and again is tried again: each attempt keeps
-/// other nodes waiting for a permit.
+/// The longest time before a node that fails again and again is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// The time for which a node that connects may keep others waiting.
+const TURN: Duration = Duration::from_secs(1);
 /// The time of an answering session after which a node counts as well again.
 const WELL: Duration = Duration::from_secs(60);
 /// The maximum number of digests of a question. More are asked for as all.
@@ -127,13 +129,24 @@ fn jittered(wait: Duration, random: f64) -> Duration {
     wait.mul_f64(0.8 + 0.4 * random)
 }
 
+/// Connects when there is a permit, and gives the permit back after [`TURN`], so that nodes which
+/// hang keep no other node waiting.
+async fn in_turn<T>(permits: &Semaphore, connect: impl Future<Output = T>) -> T {
+    let permit = permits.acquire().await;
+    let mut connect = std::pin::pin!(connect);
+    if let Ok(connected) = timeout(TURN, &mut connect).await {
+        return connected;
+    }
+    drop(permit);
+    connect.await
+}
+
 /// Reads a node until a failure.
 async fn session(shared: &Shared, at: &NodePod) -> Result<()> {
-    let permit = shared.connecting.acquire().await.context("connect")?;
-    let opened = timeout(shared.limit, link::open(&shared.client, at)).await;
+    let opening = timeout(shared.limit, link::open(&shared.client, at));
+    let opened = in_turn(&shared.connecting, opening).await;
     let no_answer = || anyhow!("no answer within {} s", shared.limit.as_secs());
     let (link, work) = opened.map_err(|_| no_answer())??;
-    drop(permit);
     let reading = async {
         lock(&shared.merged).begin(&at.node);
         read_status(shared, at, &link).await?;
@@ -287,7 +300,23 @@ async fn name_nodes(shared: Arc<Shared>) {
 
 #[cfg(test)]
 mod tests {
+    use std::future::{pending, ready};
+
     use super::*;
+
+    #[tokio::test]
+    async fn nodes_that_hang_keep_no_other_waiting() {
+        let permits = Semaphore::new(1);
+        let waited = async {
+            tokio::select! {
+                biased;
+                () = in_turn(&permits, pending()) => unreachable!("it hangs"),
+                () = in_turn(&permits, pending()) => unreachable!("it hangs"),
+                () = in_turn(&permits, ready(())) => {}
+            }
+        };
+        timeout(Duration::from_secs(30), waited).await.unwrap();
+    }
 
     #[test]
     fn node_that_fails_again_and_again_is_tried_less_often() {
