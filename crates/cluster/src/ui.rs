@@ -126,7 +126,12 @@ impl Shared {
 
     /// Returns the seconds between two rounds of a node.
     fn period(&self) -> usize {
-        period(lock(&self.tasks).len())
+        period(self.nodes())
+    }
+
+    /// Returns the number of nodes, also of those without an answer.
+    fn nodes(&self) -> usize {
+        lock(&self.tasks).len()
     }
 
     /// Returns whose an address was, in the words of the page.

@@ -16,9 +16,11 @@ use tokio::time::sleep;
 use super::link::{Link, Refused};
 use super::{Page, Shared, lock};
 
-/// The packets per second of all nodes together, and the least of one node.
+/// The packets per second of all nodes together, and the least and the most of one node. The least
+/// counts with more nodes than packets.
 const PER_SECOND: usize = 200;
-const LEAST: usize = 2;
+const LEAST: usize = 1;
+const MOST: usize = 100;
 /// The maximum number of packets that wait for the browser. The nodes count what they cannot send.
 const QUEUE: usize = 256;
 /// The number of nodes that check a query.
@@ -41,7 +43,7 @@ impl Page {
         let (sender, receiver) = mpsc::channel(QUEUE);
         // The first answer shows whether the query is right. A node may hang, so some are asked.
         let links = shared.links();
-        let what = what(&query, links.len());
+        let what = what(&query, shared.nodes());
         let asked = links.iter().take(CHECKS);
         let mut asked: FuturesUnordered<_> = asked
             .map(|(_, link)| link.lines(&what, shared.limit))
@@ -66,7 +68,7 @@ impl Page {
 }
 
 fn what(query: &EventQuery, nodes: usize) -> String {
-    let limit = (PER_SECOND / nodes.max(1)).clamp(LEAST, 100).to_string();
+    let limit = (PER_SECOND / nodes.max(1)).clamp(LEAST, MOST).to_string();
     let mut text = form_urlencoded::Serializer::new("events?".to_owned());
     for (name, value) in query {
         text.append_pair(name, value);
@@ -82,7 +84,7 @@ async fn follow_all(shared: Arc<Shared>, query: EventQuery, sender: mpsc::Sender
     let mut names: Vec<String> = Vec::new();
     loop {
         let links = shared.links();
-        let what = what(&query, links.len());
+        let what = what(&query, shared.nodes());
         for (name, link) in links {
             if !names.contains(&name) {
                 names.push(name.clone());
@@ -165,6 +167,14 @@ mod tests {
 
     use super::super::fake;
     use super::*;
+
+    #[test]
+    fn nodes_share_the_packets_of_a_second() {
+        let limit = |nodes| what(&Vec::new(), nodes);
+        let limits = [0, 1, 10, 200, 900].map(limit);
+        let want = [100, 100, 20, 1, 1].map(|limit| format!("events?limit={limit}"));
+        assert_eq!(limits, want);
+    }
 
     #[tokio::test]
     async fn node_that_ends_its_stream_delays_no_other_node() {

@@ -22,6 +22,8 @@ const GRACE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The maximum number of nodes that a row names.
 const NAMED: usize = 8;
+/// The maximum number of Services that a node may have here: several times what Kubernetes supports.
+const MOST_SERVICES: usize = 50_000;
 /// The failures per second from which a node counts as failing; fewer show as 0.
 const FAILS: f64 = 0.005;
 /// The difference of clocks that is a problem of its node, in seconds.
@@ -64,6 +66,8 @@ struct Node {
     /// The shapes with another digest than this program computes: of another version, or a lie.
     own: Shapes,
     first_round: Option<Instant>,
+    /// True if the node has more than [`MOST_SERVICES`].
+    is_cut: bool,
     /// The times at which Services were removed, by key.
     gone: HashMap<usize, Instant>,
     /// True until every Service has been counted once. What was counted before is no news.
@@ -233,6 +237,7 @@ impl Merged {
         node.bytes = Bytes::default();
         node.first_round = None;
         node.gone.clear();
+        node.is_cut = false;
         node.is_baseline = true;
     }
 
@@ -306,13 +311,13 @@ impl Merged {
         let mut unknown = Vec::new();
         for (number, digest) in round.shapes {
             let known = find(&self.shapes, &node.own, digest);
-            if known.is_none() && self.asked.claim(digest, name, at) {
-                unknown.push(digest);
-            }
+            let is_known = known.is_some();
+            let is_full = node.services.len() >= MOST_SERVICES;
             match node.services.get_mut(&number) {
                 Some(cell) => {
                     (cell.digest, cell.known, cell.changed) = (digest, known, at);
                 }
+                None if is_full => node.is_cut = true,
                 None => drop(node.services.insert(
                     number,
                     Cell {
@@ -323,6 +328,10 @@ impl Merged {
                         changed: at,
                     },
                 )),
+            }
+            let is_kept = node.services.contains_key(&number);
+            if !is_known && is_kept && self.asked.claim(digest, name, at) {
+                unknown.push(digest);
             }
         }
         node.gone.retain(|_, gone| at.duration_since(*gone) < grace);
@@ -356,7 +365,7 @@ impl Merged {
         unknown
     }
 
-    /// Takes in shapes of a node that was asked for these digests.
+    /// Takes in shapes of a node that was asked for these digests, and for no other.
     ///
     /// A shape stands for all nodes only if its digest is right, so that a node cannot lie about
     /// another node's Services.
@@ -364,6 +373,10 @@ impl Merged {
         for digest in asked {
             self.asked.0.remove(digest);
         }
+        let asked: HashSet<_> = asked.iter().collect();
+        let shapes = shapes
+            .into_iter()
+            .filter(|shaped| asked.contains(&shaped.digest));
         for Shaped {
             digest: named,
             shape,
@@ -586,7 +599,8 @@ impl Cell {
 impl Node {
     /// Returns true if all Services of the node have been known for a while.
     fn is_whole(&self, is_settled: impl Fn(Instant) -> bool + Copy) -> bool {
-        self.first_round.is_some_and(is_settled)
+        !self.is_cut
+            && self.first_round.is_some_and(is_settled)
             && self.services.values().all(|cell| cell.known.is_some())
     }
 
@@ -647,6 +661,10 @@ impl Node {
         if let Some(unheard) = &status.unheard {
             let why = format!("no changes of {} arrive", unheard.kinds.join(", "));
             problems.push(problem("lagging", why, unheard.since));
+        }
+        if self.is_cut {
+            let why = format!("the page leaves out Services beyond {MOST_SERVICES}");
+            problems.push(problem("too many Services", why, status.started));
         }
         if let Some(skew) = self.skew.filter(|skew| skew.is_beyond(MUCH_SKEW)) {
             problems.push(problem("clock", skew.to_string(), Timestamp::now()));

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use futures::TryStreamExt;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -235,11 +235,17 @@ async fn read_shapes(link: &Link, digests: &[Digest], limit: Duration) -> Result
         format!("shapes?of={}", digests.join(","))
     };
     let mut lines = link.lines(&what, limit).await?;
-    let mut shapes = Vec::new();
+    let (mut shapes, mut bytes) = (Vec::new(), 0);
     while let Some(line) = timeout(limit, lines.next())
         .await
         .context("read shapes")??
     {
+        bytes += line.len();
+        ensure!(
+            bytes <= link::LONGEST,
+            "the shapes are longer than {} MiB",
+            link::LONGEST >> 20
+        );
         shapes.push(serde_json::from_slice(&line).context("read a shape")?);
     }
     Ok(shapes)
@@ -302,6 +308,9 @@ async fn name_nodes(shared: Arc<Shared>) {
 mod tests {
     use std::future::{pending, ready};
 
+    use futures::StreamExt;
+
+    use super::super::fake;
     use super::*;
 
     #[tokio::test]
@@ -316,6 +325,19 @@ mod tests {
             }
         };
         timeout(Duration::from_secs(30), waited).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn shapes_without_end_are_an_error() {
+        let link = fake::link(|_| {
+            let line = r#"{"digest":"AAAAAAAAAAAAAAAA","shape":{"namespace":"a","name":"NAME","type":"","addresses":[],"ports":[],"ready":0,"total":0,"conflicts":0}}"#;
+            let line = line.replace("NAME", &"n".repeat(1 << 20)) + "\n";
+            futures::stream::repeat(line.into()).boxed()
+        })
+        .await;
+        let read = read_shapes(&link, &[], Duration::from_secs(30)).await;
+        let error = read.err().unwrap();
+        assert_eq!(error.to_string(), "the shapes are longer than 16 MiB");
     }
 
     #[test]

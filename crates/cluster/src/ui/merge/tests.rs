@@ -494,3 +494,30 @@ fn many_nodes_with_longer_rounds_have_more_time() {
     cluster.wait(1);
     assert_eq!(cluster.differ(), "n0: 3/3 ready");
 }
+
+#[test]
+fn node_sends_only_shapes_that_it_was_asked_for() {
+    let mut cluster = Cluster::of(&["n1"]);
+    let (web, more) = (shape("web", 3), shape("more", 1));
+    let shaped = |shape: &Shape| Shaped {
+        digest: Digest::of(shape),
+        shape: shape.clone(),
+    };
+    let asked = [Digest::of(&web)];
+    let shapes = vec![shaped(&web), shaped(&more)];
+    cluster.merged.take_shapes("n1", &asked, shapes);
+    let known: Vec<_> = cluster.merged.shapes.keys().collect();
+    assert_eq!(known, [&Digest::of(&web)]);
+    assert_eq!(cluster.merged.keys.len(), 1);
+}
+
+#[test]
+fn node_with_endless_services_fills_no_memory_and_is_named() {
+    let mut cluster = Cluster::of(&["n1"]);
+    let digest = Digest::of(&shape("web", 3));
+    let numbers = 0..=u32::try_from(MOST_SERVICES).unwrap();
+    let shapes = numbers.map(|number| (number, digest)).collect();
+    cluster.round("n1", shapes, Vec::new(), &[]);
+    assert_eq!(cluster.merged.nodes["n1"].services.len(), MOST_SERVICES);
+    assert_eq!(cluster.problems(), "n1: too many Services");
+}
