@@ -83,26 +83,21 @@ pub async fn cluster(
     serve: impl AsyncFnOnce(ui::Page) -> Result<()>,
 ) -> Result<ExitCode> {
     let ClusterArgs { command, connect } = args;
-    if let Command::Ui(args) = &command {
-        serve(ui::Page::start(connect, args).await?).await?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    run(&connect, &command).await
-}
-
-async fn run(connect: &ConnectArgs, command: &Command) -> Result<ExitCode> {
     match command {
-        Command::Status(args) => status::status(connect, args).await,
-        Command::Services(args) => services::services(connect, args).await,
-        Command::Backends(args) => backends::backends(connect, args).await,
-        Command::Flows(args) => flows::flows(connect, args).await,
-        Command::Events(args) => events::events(connect, args).await,
-        Command::Top(args) => top::top(connect, args).await,
-        Command::Monitor(args) => monitor::monitor(connect, args).await,
-        Command::Trace(args) => trace::trace(connect, args).await,
-        Command::Ui(_) => unreachable!("it has a caller of its own"),
-        Command::ConnectivityTest(args) => connectivity::connectivity_test(connect, args).await,
-        Command::Sysdump(args) => sysdump::of_cluster(connect, args).await,
-        Command::Version(args) => version::version(connect, args).await,
+        Command::Status(args) => status::status(&connect, &args).await,
+        Command::Services(args) => services::services(&connect, &args).await,
+        Command::Backends(args) => backends::backends(&connect, &args).await,
+        Command::Flows(args) => flows::flows(&connect, &args).await,
+        Command::Events(args) => events::events(&connect, &args).await,
+        Command::Top(args) => top::top(&connect, &args).await,
+        Command::Monitor(args) => monitor::monitor(&connect, &args).await,
+        Command::Trace(args) => trace::trace(&connect, &args).await,
+        Command::Ui(args) => {
+            serve(ui::Page::start(connect, &args).await?).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::ConnectivityTest(args) => connectivity::connectivity_test(&connect, &args).await,
+        Command::Sysdump(args) => sysdump::of_cluster(&connect, &args).await,
+        Command::Version(args) => version::version(&connect, &args).await,
     }
 }

@@ -152,6 +152,7 @@ impl Link {
             body,
             read: BytesMut::new(),
             searched: 0,
+            silence: None,
         })
     }
 
@@ -196,9 +197,19 @@ pub(crate) struct Lines {
     read: BytesMut,
     /// The number of bytes that hold no line end.
     searched: usize,
+    /// The longest time without a byte.
+    silence: Option<Duration>,
 }
 
 impl Lines {
+    /// Fails after this time without a byte. A line may take longer on a slow path.
+    pub(crate) fn until_silent(self, limit: Duration) -> Self {
+        Self {
+            silence: Some(limit),
+            ..self
+        }
+    }
+
     /// Returns the next line without its end; `None` at the end of the answer. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>> {
         loop {
@@ -216,7 +227,14 @@ impl Lines {
                 "a line is longer than {} MiB",
                 LONGEST_LINE >> 20
             );
-            match next_piece(&mut self.body).await? {
+            let piece = next_piece(&mut self.body);
+            let piece = match self.silence {
+                Some(limit) => timeout(limit, piece)
+                    .await
+                    .map_err(|_| anyhow!("silent for {} s", limit.as_secs()))?,
+                None => piece.await,
+            };
+            match piece? {
                 Some(piece) => self.read.extend_from_slice(&piece),
                 None => return Ok(None),
             }
@@ -255,7 +273,30 @@ impl<R: AsyncRead + Unpin> AsyncRead for Counted<R> {
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt;
+    use futures::stream;
+
+    use super::super::fake;
     use super::*;
+
+    #[tokio::test]
+    async fn line_may_take_longer_than_the_silence() {
+        let link = fake::link(|_| {
+            let pieces = stream::iter(["a", "b", "c", "d\n", "e"]).then(async |piece| {
+                tokio::time::sleep(Duration::from_millis(150)).await;
+                Bytes::from(piece)
+            });
+            pieces.chain(stream::pending()).boxed()
+        });
+        let limit = Duration::from_millis(500);
+        let lines = link.await.lines("changes", Duration::from_secs(30)).await;
+        let mut lines = lines.unwrap().until_silent(limit);
+        assert_eq!(lines.next().await.unwrap().unwrap(), "abcd");
+        assert_eq!(
+            lines.next().await.unwrap_err().to_string(),
+            "silent for 0 s"
+        );
+    }
 
     #[test]
     fn relay_that_a_node_lacks_is_called_older() {

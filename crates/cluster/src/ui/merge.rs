@@ -61,6 +61,8 @@ struct Node {
     last_answer: Option<Timestamp>,
     unserved_per_sec: f64,
     skew: Option<Skew>,
+    /// The time since which the clock is far off.
+    skewed: Option<Timestamp>,
     bytes: Bytes,
     services: HashMap<u32, Cell>,
     /// The shapes with another digest than this program computes: of another version, or a lie.
@@ -270,6 +272,8 @@ impl Merged {
             Some(before) => before.joined(skew),
             None => skew,
         });
+        let is_far = node.skew.is_some_and(|skew| skew.is_beyond(MUCH_SKEW));
+        node.skewed = is_far.then(|| node.skewed.unwrap_or_else(Timestamp::now));
         // An agent that restarted counts from 0, and one that was silent has counted unseen.
         let is_same = |before: &Status| was_seen && before.started == status.started;
         if let Some(before) = node.status.as_ref().filter(|before| is_same(before)) {
@@ -666,8 +670,8 @@ impl Node {
             let why = format!("the page leaves out Services beyond {MOST_SERVICES}");
             problems.push(problem("too many Services", why, status.started));
         }
-        if let Some(skew) = self.skew.filter(|skew| skew.is_beyond(MUCH_SKEW)) {
-            problems.push(problem("clock", skew.to_string(), Timestamp::now()));
+        if let (Some(skew), Some(since)) = (self.skew, self.skewed) {
+            problems.push(problem("clock", skew.to_string(), since));
         }
         problems
     }

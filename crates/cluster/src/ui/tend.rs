@@ -195,12 +195,11 @@ async fn read_status(shared: &Shared, at: &NodePod, link: &Link) -> Result<()> {
 async fn read_changes(shared: &Shared, at: &NodePod, link: &Link) -> Result<()> {
     let period = shared.period();
     let what = format!("changes?every={period}");
-    let mut lines = link.lines(&what, shared.limit).await?;
     let limit = shared.limit + Duration::from_secs(period as u64);
+    let lines = link.lines(&what, shared.limit).await?;
+    let mut lines = lines.until_silent(limit);
     loop {
-        let line = timeout(limit, lines.next()).await;
-        let line = line.map_err(|_| anyhow!("no changes within {} s", limit.as_secs()))??;
-        let Some(line) = line else {
+        let Some(line) = lines.next().await.context("read changes")? else {
             bail!("the agent has ended its answer");
         };
         let round: Round =
@@ -234,12 +233,9 @@ async fn read_shapes(link: &Link, digests: &[Digest], limit: Duration) -> Result
         let digests: Vec<String> = digests.iter().copied().map(String::from).collect();
         format!("shapes?of={}", digests.join(","))
     };
-    let mut lines = link.lines(&what, limit).await?;
+    let mut lines = link.lines(&what, limit).await?.until_silent(limit);
     let (mut shapes, mut bytes) = (Vec::new(), 0);
-    while let Some(line) = timeout(limit, lines.next())
-        .await
-        .context("read shapes")??
-    {
+    while let Some(line) = lines.next().await.context("read shapes")? {
         bytes += line.len();
         ensure!(
             bytes <= link::LONGEST,
