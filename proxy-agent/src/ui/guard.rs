@@ -55,7 +55,12 @@ pub(super) async fn known_host(
     if is_known(host, &node_name) {
         return next.run(request).await;
     }
-    let text = format!("use an IP address, localhost or {node_name} as host, not {host:?}\n");
+    let hosts = match &*node_name {
+        // The page of a cluster.
+        "localhost" => "an IP address or localhost".to_owned(),
+        node_name => format!("an IP address, localhost or {node_name}"),
+    };
+    let text = format!("use {hosts} as host, not {host:?}\n");
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
