@@ -282,9 +282,11 @@ mod tests {
     #[tokio::test]
     async fn line_may_take_longer_than_the_silence() {
         let link = fake::link(|_| {
-            let pieces = stream::iter(["a", "b", "c", "d\n", "e"]).then(async |piece| {
-                tokio::time::sleep(Duration::from_millis(150)).await;
-                Bytes::from(piece)
+            let ticks = tokio::time::interval(Duration::from_millis(150));
+            let pieces = ["a", "b", "c", "d\n", "e"].into_iter();
+            let pieces = stream::unfold((ticks, pieces), async |(mut ticks, mut pieces)| {
+                ticks.tick().await;
+                Some((Bytes::from(pieces.next()?), (ticks, pieces)))
             });
             pieces.chain(stream::pending()).boxed()
         });
