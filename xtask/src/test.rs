@@ -1,7 +1,8 @@
 //! Runs all tests, and counts them.
 //!
 //! ```text
-//!   lab ║ cluster, cli, packet rows ║ reachability, tools   mostly wait for timers and the kernel
+//!   lab ║ cluster, cli, packet rows ║ reachability, tools,   mostly wait for timers and the kernel
+//!                                     lab's sockets
 //!   ║ unit tests ║ random packets                           run at low priority
 //! ```
 
@@ -27,48 +28,51 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
 }
 
 /// The fuzzer, and the seconds that it takes in each run of all tests.
-const FUZZ: Target = Target {
-    name: "fuzz",
-    threads: 1,
-};
+const FUZZ: Target = Target::new("fuzz", 1);
 const FUZZ_SECS: &str = "30";
 /// The test programs that use labs. Lanes run in parallel, the programs of a lane in sequence.
 const LANES: [&[Target]; 3] = [
     &[Target {
-        name: "lab",
-        threads: 3,
+        without: &SOCKETS,
+        ..Target::new("lab", 3)
     }],
     &[
-        Target {
-            name: "cluster",
-            threads: 1,
-        },
-        Target {
-            name: "cli",
-            threads: 1,
-        },
-        Target {
-            name: "kernel",
-            threads: 2,
-        },
+        Target::new("cluster", 1),
+        Target::new("cli", 1),
+        Target::new("kernel", 2),
     ],
     &[
+        Target::new("reachability", 2),
+        Target::new("tools", 1),
         Target {
-            name: "reachability",
-            threads: 2,
-        },
-        Target {
-            name: "tools",
-            threads: 1,
+            only: &SOCKETS,
+            ..Target::new("lab", 1)
         },
     ],
 ];
+/// The modules of `lab` whose kpx translates the sockets of all pods in the cgroup of the test's
+/// process. Beside them, other tests of the process would reach the wrong lab's backends.
+const SOCKETS: [&str; 2] = ["socket::", "redirect::"];
 
-/// A test program, and the number of its parallel tests.
+/// A test program, and the number of its parallel tests. A program may have two places: one runs
+/// only these modules, and the other one all without them.
 #[derive(Clone, Copy)]
 struct Target {
     name: &'static str,
     threads: u8,
+    only: &'static [&'static str],
+    without: &'static [&'static str],
+}
+
+impl Target {
+    const fn new(name: &'static str, threads: u8) -> Self {
+        Self {
+            name,
+            threads,
+            only: &[],
+            without: &[],
+        }
+    }
 }
 
 /// Runs all levels, even after a failure.
@@ -128,8 +132,9 @@ impl Plan<'_> {
     /// Runs all lanes, and returns the counts of their programs.
     fn waiting_ones(&self) -> Result<Vec<TestCounts>> {
         let lane = |targets: &'static [Target]| {
-            let run = |target| kept(&mut self.program(target, self.filters.iter().copied())?);
-            targets.iter().map(run).collect::<Result<Vec<_>>>()
+            let run = |target| kept(&mut self.modules(target)?);
+            let targets = targets.iter().filter(|target| self.has(target));
+            targets.map(run).collect::<Result<Vec<_>>>()
         };
         let lanes = thread::scope(|scope| {
             LANES
@@ -139,6 +144,21 @@ impl Plan<'_> {
                 .collect::<Result<Vec<_>>>()
         })?;
         Ok(lanes.concat())
+    }
+
+    /// Returns true if a target has tests of its own. With a filter, a program runs once.
+    fn has(&self, target: &Target) -> bool {
+        self.filters.is_empty() || target.only.is_empty()
+    }
+
+    /// Returns the command that runs a target's modules.
+    fn modules(&self, target: &Target) -> Result<Command> {
+        if !self.filters.is_empty() {
+            return self.program(target, self.filters.iter().copied());
+        }
+        let without = target.without.iter().flat_map(|module| ["--skip", module]);
+        let only = target.only.iter().copied();
+        self.program(target, ["--"].into_iter().chain(only).chain(without))
     }
 
     fn program<'a>(
@@ -225,6 +245,7 @@ mod tests {
             .collect();
         let mut programs = programs();
         placed.sort_unstable();
+        placed.dedup();
         programs.sort_unstable();
         assert_eq!(placed, programs);
     }

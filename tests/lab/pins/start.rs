@@ -78,10 +78,10 @@ fn older_kpx_touches_nothing_of_a_newer_one() -> Result<()> {
             .and(fixture.serves())
             .with_context(|| format!("{how}: the older kpx is refused"))?;
         fs::rename(&newer, &own)?;
-        let _newer = fixture.kpx(&["--attach", how])?;
+        let newer = fixture.kpx(&["--attach", how])?;
         open.answer()
             .and(fixture.serves())
-            .with_context(|| format!("{how}: the newer kpx is back"))?;
+            .with_context(|| format!("{how}: the newer kpx is back\n{}", newer.log()))?;
     }
     Ok(())
 }
