@@ -184,7 +184,8 @@ fn anchor(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
             PROMPT,
             &format!("the node is served after `{undo}`"),
             || Ok(repairs(kpx, "anchor")? >= times && fixture.serves(&["n1"])),
-        )?;
+        )
+        .with_context(|| format!("{:?} repairs\n{}", repairs(kpx, "anchor"), kpx.log()))?;
         ensure!(repairs(kpx, "anchor")? == times, "each is counted once");
     }
     Ok(())
