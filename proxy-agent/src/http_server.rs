@@ -15,7 +15,6 @@ use axum::serve::Listener;
 use axum::{Extension, Router};
 use http::header::{CONNECTION, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, StatusCode};
-use hyper::server::conn::http1;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
@@ -226,13 +225,7 @@ where
                 };
                 let stream = Patient::new(stream, L::Addr::PATIENCE);
                 let router = router.clone();
-                let conversation = async {
-                    if L::Addr::SPEAKS_HTTP2 {
-                        converse_in_either(stream, router).await;
-                    } else {
-                        converse(stream, router).await;
-                    }
-                };
+                let conversation = converse(stream, router, L::Addr::SPEAKS_HTTP2);
                 let begin = |permits: Permits| {
                     connections.spawn(async move {
                         conversation.await;
@@ -245,28 +238,16 @@ where
         }
     }
 }
-
+/// Serves HTTP/1, or either version by the client's first bytes if it may speak HTTP/2.
 async fn converse(
     stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     router: Router,
-) {
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .max_buf_size(BUFFER)
-        .title_case_headers(true)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    if let Err(error) = connection.await {
-        debug!(%error, "http connection");
-    }
-}
-
-/// Serves HTTP/1 or HTTP/2, by the client's first bytes.
-async fn converse_in_either(
-    stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-    router: Router,
+    speaks_http2: bool,
 ) {
     let mut server = auto::Builder::new(TokioExecutor::new());
+    if !speaks_http2 {
+        server = server.http1_only();
+    }
     server
         .http1()
         .timer(TokioTimer::new())

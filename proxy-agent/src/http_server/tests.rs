@@ -92,12 +92,12 @@ async fn half_a_header_ends_the_connection_after_5_seconds() {
 #[tokio::test]
 async fn local_client_may_speak_either_version_of_http() {
     let (mut client, server) = duplex(1 << 10);
-    tokio::spawn(converse_in_either(server, router()));
+    tokio::spawn(converse(server, router(), true));
     client.write_all(REQUEST.as_bytes()).await.unwrap();
     assert!(read_some(&mut client).await.starts_with("HTTP/1.1 200"));
 
     let (client, server) = duplex(1 << 10);
-    tokio::spawn(converse_in_either(server, router()));
+    tokio::spawn(converse(server, router(), true));
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client))
             .await
@@ -117,7 +117,7 @@ async fn local_client_may_speak_either_version_of_http() {
 /// Returns the client's side of a connection, and the server's task.
 fn conversation() -> (DuplexStream, JoinHandle<()>) {
     let (client, server) = duplex(1 << 10);
-    (client, tokio::spawn(converse(server, router())))
+    (client, tokio::spawn(converse(server, router(), false)))
 }
 
 fn router() -> Router {
