@@ -81,7 +81,7 @@ pub struct Shaped {
 /// What changed on a node since the round before. The first round has everything.
 ///
 /// A Service has a number within a stream.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// The number of Services on the node.
     pub services: usize,

@@ -181,7 +181,13 @@ impl Link {
 
 /// An answer without success, by its HTTP status.
 #[derive(Debug)]
-pub(crate) struct Refused(pub(crate) u16);
+struct Refused(u16);
+
+/// Returns true if a node has refused a request with this status.
+pub(crate) fn is_refused(error: &anyhow::Error, status: u16) -> bool {
+    let refused = error.downcast_ref::<Refused>();
+    refused.is_some_and(|refused| refused.0 == status)
+}
 
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

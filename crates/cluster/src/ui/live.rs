@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::link::{Link, Refused};
+use super::link::{Link, is_refused};
 use super::{Page, Shared, lock};
 
 /// The packets per second of all nodes together, and the least and the most of one node. The least
@@ -33,8 +33,7 @@ const RETRY: Duration = Duration::from_secs(2);
 pub type EventQuery = Vec<(String, String)>;
 
 impl Page {
-    /// Returns the packets of all nodes until dropped, and silence as `None`. Fails if a node refuses
-    /// the query.
+    /// Returns the packets of all nodes until dropped. Fails if a node refuses the query.
     pub async fn events(
         &self,
         query: EventQuery,
@@ -48,16 +47,10 @@ impl Page {
         let mut asked: FuturesUnordered<_> = asked
             .map(|(_, link)| link.lines(&what, shared.limit))
             .collect();
-        if let Some(checked) = asked.next().await {
-            let is_refused = |error: &anyhow::Error| {
-                let refused = error.downcast_ref::<Refused>();
-                refused.is_some_and(|Refused(status)| *status == 400)
-            };
-            if let Err(error) = checked
-                && is_refused(&error)
-            {
-                return Err(error);
-            }
+        if let Some(Err(error)) = asked.next().await
+            && is_refused(&error, 400)
+        {
+            return Err(error);
         }
         let tasks = JoinSet::from_iter([follow_all(shared, query, sender)]);
         Ok(stream::unfold(

@@ -11,7 +11,7 @@ use proxy_view::rates::Reading;
 use proxy_view::{BackendView, PortCounts, PortView, ServiceView};
 use serde::Serialize;
 
-use super::link::Refused;
+use super::link::is_refused;
 use super::merge::Apart;
 use super::{Page, lock};
 
@@ -74,7 +74,7 @@ impl Page {
                     sum = Some(merged(sum, service));
                     found
                 }
-                Err(error) if is_absent(&error) => NodeService::without(&node, "absent"),
+                Err(error) if is_refused(&error, 404) => NodeService::without(&node, "absent"),
                 Err(_) => NodeService::without(&node, "silent"),
             };
             nodes.insert(node, found);
@@ -90,11 +90,6 @@ impl Page {
             nodes: nodes.into_values().collect(),
         })
     }
-}
-
-fn is_absent(error: &anyhow::Error) -> bool {
-    let refused = error.downcast_ref::<Refused>();
-    refused.is_some_and(|Refused(status)| *status == 404)
 }
 
 impl NodeService {

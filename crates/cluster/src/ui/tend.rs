@@ -212,16 +212,9 @@ async fn read_changes(shared: &Shared, at: &NodePod, link: &Link) -> Result<()> 
             unknown
         };
         if !unknown.is_empty() {
-            let shapes = read_shapes(link, &unknown, shared.limit).await;
-            // On failure another node is asked.
-            let (shapes, failed) = match shapes {
-                Ok(shapes) => (shapes, None),
-                Err(error) => (Vec::new(), Some(error)),
-            };
+            // On failure the session ends, and another node is asked.
+            let shapes = read_shapes(link, &unknown, shared.limit).await?;
             lock(&shared.merged).take_shapes(&at.node, &unknown, shapes);
-            if let Some(error) = failed {
-                return Err(error);
-            }
         }
     }
 }

@@ -54,13 +54,7 @@ impl Sent {
     pub fn round(&mut self, rows: impl IntoIterator<Item = Row>) -> Round {
         let is_first = self.next == 0;
         let shapes = if is_first { usize::MAX } else { SHAPES };
-        let mut round = Round {
-            services: 0,
-            shapes: Vec::new(),
-            counts: Vec::new(),
-            gone: Vec::new(),
-            more: false,
-        };
+        let mut round = Round::default();
         for known in self.services.values_mut() {
             known.is_here = false;
         }
@@ -210,10 +204,7 @@ mod tests {
         let idle = sent.round([row(1, 3, 5), row(2, 3, 0)]);
         let nothing = Round {
             services: 2,
-            shapes: Vec::new(),
-            counts: Vec::new(),
-            gone: Vec::new(),
-            more: false,
+            ..Round::default()
         };
         assert_eq!(idle, nothing);
         let scaled = sent.round([row(1, 2, 5)]);

@@ -79,8 +79,7 @@ impl Cluster {
             services: 1,
             shapes,
             counts,
-            gone: Vec::new(),
-            more: false,
+            ..Round::default()
         };
         let asked = self.merged.take_round(node, round, self.now);
         let shaped = known.iter().map(|shape| Shaped {
@@ -181,11 +180,8 @@ fn node_that_keeps_a_removed_service_differs() {
     cluster.wait(10);
     for node in ["n1", "n2"] {
         let gone = Round {
-            services: 0,
-            shapes: Vec::new(),
-            counts: Vec::new(),
             gone: vec![1],
-            more: false,
+            ..Round::default()
         };
         let now = cluster.now;
         cluster.merged.take_round(node, gone, now);
@@ -224,11 +220,8 @@ fn node_without_the_service_differs() {
     assert_eq!(cluster.differ(), "n3: does not have this Service");
     // A Service that is being deleted leaves the nodes one after the other.
     let gone = Round {
-        services: 0,
-        shapes: Vec::new(),
-        counts: Vec::new(),
         gone: vec![1],
-        more: false,
+        ..Round::default()
     };
     cluster.shapes("n3", &[shape("web", 3)]);
     cluster.wait(10);
@@ -324,9 +317,7 @@ fn shape_is_asked_for_once_and_a_lie_stays_its_nodes_own() {
     let round = || Round {
         services: 1,
         shapes: vec![(1, Digest::of(&web))],
-        counts: Vec::new(),
-        gone: Vec::new(),
-        more: false,
+        ..Round::default()
     };
     let now = cluster.now;
     let asked = cluster.merged.take_round("n1", round(), now);
@@ -376,9 +367,7 @@ fn node_that_breaks_off_or_is_slow_leaves_its_shapes_to_another() {
     let round = || Round {
         services: 1,
         shapes: vec![(1, web)],
-        counts: Vec::new(),
-        gone: Vec::new(),
-        more: false,
+        ..Round::default()
     };
     // n1 is asked, and its stream ends, begins anew or is given up before the answer.
     let ends: [fn(&mut Merged); 3] = [
@@ -469,11 +458,8 @@ fn removal_of_a_service_hides_no_absence_of_another() {
     cluster.shapes("n2", &[shape("job", 3)]);
     cluster.wait(10);
     let gone = Round {
-        services: 0,
-        shapes: Vec::new(),
-        counts: Vec::new(),
         gone: vec![1],
-        more: false,
+        ..Round::default()
     };
     let now = cluster.now;
     cluster.merged.take_round("n2", gone, now);
