@@ -79,9 +79,19 @@ pub fn is_up(links: &BTreeMap<u32, Link>) -> bool {
     ends.count() == 2
 }
 
-/// Creates the pair, or corrects the existing pair. `mtu` is in bytes. The second result is the
-/// number of corrected sysctls.
-pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<(Anchor, u64)> {
+/// What [`ensure`] found and did.
+#[derive(Clone, Copy, Debug)]
+pub struct Ensured {
+    pub anchor: Anchor,
+    /// Set if the pair existed before and both ends were up.
+    pub was_up: bool,
+    /// The number of corrected sysctls.
+    pub sysctls: u64,
+}
+
+/// Creates the pair, or corrects the existing pair. `mtu` is in bytes. A pair that was up is not set
+/// up again: an end that goes down meanwhile stays down until its own event.
+pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<Ensured> {
     let pair = match find(handle).await? {
         Some(pair) => pair,
         None => create(handle).await?,
@@ -95,17 +105,18 @@ pub async fn ensure(handle: &Handle, mtu: u32) -> anyhow::Result<(Anchor, u64)> 
     }
     let sysctls = set_sysctls()?;
     for (name, index) in [(PEER, pair.far), (NAME, pair.near)] {
-        configure(handle, index, mtu)
+        configure(handle, index, mtu, pair.up)
             .await
             .with_context(|| format!("configure {name}"))?;
     }
-    Ok((
-        Anchor {
+    Ok(Ensured {
+        anchor: Anchor {
             ifindex: pair.near,
             mac: pair.mac,
         },
+        was_up: pair.up,
         sysctls,
-    ))
+    })
 }
 
 /// Deletes the pair and the routes through it. Does nothing if there is no pair.
@@ -167,11 +178,6 @@ pub async fn present_mtu(handle: &Handle) -> anyhow::Result<Option<u32>> {
 
 pub async fn exists(handle: &Handle) -> anyhow::Result<bool> {
     Ok(find(handle).await?.is_some())
-}
-
-/// Returns true if the pair exists and both ends are up.
-pub async fn stands(handle: &Handle) -> anyhow::Result<bool> {
-    Ok(find(handle).await?.is_some_and(|pair| pair.up))
 }
 
 /// Returns the interface index of the far end; `None` if there is no pair.
@@ -318,7 +324,7 @@ async fn get(handle: &Handle, name: &str) -> anyhow::Result<Option<LinkMessage>>
 
 /// Configures an end without ARP and IPv6 link-local addresses: the kernel sends nothing through
 /// the pair by itself, and every packet in it was routed there.
-async fn configure(handle: &Handle, index: u32, mtu: u32) -> anyhow::Result<()> {
+async fn configure(handle: &Handle, index: u32, mtu: u32, is_up: bool) -> anyhow::Result<()> {
     let mut link = LinkUnspec::new_with_index(index).mtu(mtu).arp(false);
     if sysctl::has_ipv6() {
         let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
@@ -326,9 +332,12 @@ async fn configure(handle: &Handle, index: u32, mtu: u32) -> anyhow::Result<()> 
             vec![mode],
         )]));
     }
+    set(handle, link).await?;
+    if is_up {
+        return Ok(());
+    }
     // The device goes up in a second request: in one request, the kernel would bring it up before
     // it reads the address mode.
-    set(handle, link).await?;
     set(handle, LinkUnspec::new_with_index(index).up()).await
 }
 

@@ -95,7 +95,7 @@ async fn devices(handle: &Handle) -> Result<NodeDevices> {
     Ok(NodeDevices {
         uplink,
         pods,
-        anchor: anchor::ensure(handle, MTU).await?.0,
+        anchor: anchor::ensure(handle, MTU).await?.anchor,
     })
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use proxy_net::Handle;
-use proxy_net::anchor::{self, Anchor, anchor_mtu};
+use proxy_net::anchor::{self, Anchor, Ensured, anchor_mtu};
 use proxy_net::link::Link;
 use tracing::debug;
 
@@ -21,7 +21,7 @@ pub(super) struct AnchorDevice {
 /// has adapted.
 pub(super) struct AnchorState {
     pub(super) device: Anchor,
-    /// Set if the anchor existed before.
+    /// Set if the anchor existed and was up.
     pub(super) was_up: bool,
     /// The number of restored sysctls; 0 if the anchor was missing or down.
     pub(super) sysctls: u64,
@@ -35,9 +35,10 @@ impl AnchorDevice {
             .await
             .context("look for the anchor")?;
         let mtu = present.unwrap_or_else(|| anchor_mtu(&BTreeMap::new()));
-        let (device, _) = anchor::ensure(&handle, mtu)
+        let device = anchor::ensure(&handle, mtu)
             .await
-            .context("make the anchor")?;
+            .context("make the anchor")?
+            .anchor;
         anchor::set_localhost(&handle, serves_localhost).await?;
         Ok(Self {
             handle,
@@ -68,20 +69,20 @@ impl AnchorDevice {
         if mtu == self.mtu && up && !listed {
             return Ok(None);
         }
-        // The list of devices is slightly old: the anchor may have gone up and down again since.
-        let was_up = anchor::stands(&self.handle)
-            .await
-            .context("look at the anchor")?;
-        let (device, changed) = anchor::ensure(&self.handle, mtu)
+        // `links` may be older than the anchor's present state.
+        let Ensured {
+            anchor: device,
+            was_up,
+            sysctls,
+        } = anchor::ensure(&self.handle, mtu)
             .await
             .context("fit the anchor")?;
-        let changed = changed + anchor::set_localhost(&self.handle, self.serves_localhost).await?;
+        let sysctls = sysctls + anchor::set_localhost(&self.handle, self.serves_localhost).await?;
         debug!(mtu, "anchor fitted");
-        let sysctls = if was_up { changed } else { 0 };
         Ok(Some(AnchorState {
             device,
             was_up,
-            sysctls,
+            sysctls: if was_up { sysctls } else { 0 },
             mtu,
         }))
     }

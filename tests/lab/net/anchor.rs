@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use proxy_net::anchor::{self, Anchor};
+use proxy_net::anchor::{self, Anchor, Ensured};
 
 use crate::net::{handle, in_netns, ip, ip_json, sysctl};
 
@@ -13,15 +13,16 @@ fn the_anchor_is_made_once_and_removed_without_trace() {
         in_netns(async move {
             fs::write("/proc/sys/net/ipv4/conf/lo/accept_local", accept_local)?;
             let rp_filter = sysctl("ipv4/conf/default/rp_filter")?;
-            let (first, _) = anchor::ensure(&handle()?, 1450).await?;
-            check_anchor(&first, 1450).await?;
+            let first = anchor::ensure(&handle()?, 1450).await?;
+            ensure!(!first.was_up, "{first:?} of a new namespace");
+            check_anchor(&first.anchor, 1450).await?;
             // The second call stands for a restarted agent.
-            let (second, changed) = anchor::ensure(&handle()?, 1400).await?;
+            let second = anchor::ensure(&handle()?, 1400).await?;
             ensure!(
-                (second, changed) == (first, 0),
-                "{second:?} after {first:?}, {changed} sysctls"
+                matches!(second, Ensured { anchor, was_up: true, sysctls: 0 } if anchor == first.anchor),
+                "{second:?} after {first:?}"
             );
-            check_anchor(&second, 1400).await?;
+            check_anchor(&second.anchor, 1400).await?;
             anchor::set_localhost(&handle()?, true).await?;
             anchor::set_localhost(&handle()?, true).await?;
             ensure!(
@@ -58,7 +59,7 @@ fn the_anchor_is_made_once_and_removed_without_trace() {
 fn the_anchor_takes_over_a_pair_and_nothing_else() {
     in_netns(async {
         ip("link add kpx0 type veth peer name kpx1").await?;
-        check_anchor(&anchor::ensure(&handle()?, 1500).await?.0, 1500).await?;
+        check_anchor(&anchor::ensure(&handle()?, 1500).await?.anchor, 1500).await?;
         anchor::remove(&handle()?).await?;
 
         for (stranger, name) in [
@@ -94,7 +95,7 @@ fn the_anchor_comes_up_where_ipv6_is_off() {
                 "1",
             )?;
         }
-        check_anchor(&anchor::ensure(&handle()?, 1500).await?.0, 1500).await
+        check_anchor(&anchor::ensure(&handle()?, 1500).await?.anchor, 1500).await
     });
 }
 

@@ -20,7 +20,7 @@ fn routes_are_what_is_wanted_and_foreign_ones_stay() {
     in_netns(async {
         node().await?;
         let handle = handle()?;
-        let (anchor, _) = anchor::ensure(&handle, 1500).await?;
+        let anchor = anchor::ensure(&handle, 1500).await?.anchor;
         ip("route add 10.97.0.1 via 192.0.2.254").await?;
         ip("route add 203.0.113.0/24 dev kpx0 proto static").await?;
         ip("-6 route add 2001:db8:9::/48 dev kpx0").await?;
@@ -114,7 +114,7 @@ fn routes_follow_the_nodes_address() {
     in_netns(async {
         node().await?;
         let handle = handle()?;
-        let (anchor, _) = anchor::ensure(&handle, 1500).await?;
+        let anchor = anchor::ensure(&handle, 1500).await?.anchor;
         let mut routes = Routes::open(handle.clone(), MAIN, anchor.ifindex).await?;
         let of = |src4, src6| {
             wanted(&[
@@ -182,7 +182,7 @@ fn a_refused_route_costs_only_itself() {
     in_netns(async {
         node().await?;
         let handle = handle()?;
-        let (anchor, _) = anchor::ensure(&handle, 1500).await?;
+        let anchor = anchor::ensure(&handle, 1500).await?.anchor;
         let mut routes = Routes::open(handle.clone(), MAIN, anchor.ifindex).await?;
         ip("route add 10.96.0.5 dev eth0").await?;
         ip("-6 route add fd00:10:96::5 dev eth0").await?;
@@ -235,7 +235,7 @@ fn a_thousand_host_routes_are_written() {
     in_netns(async {
         node().await?;
         let handle = handle()?;
-        let (anchor, _) = anchor::ensure(&handle, 1500).await?;
+        let anchor = anchor::ensure(&handle, 1500).await?.anchor;
         let mut routes = Routes::open(handle.clone(), MAIN, anchor.ifindex).await?;
         let route = |i: u16| Route {
             dst: IpAddr::from([10, 96, (i >> 8) as u8, i as u8]).into(),

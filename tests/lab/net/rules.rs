@@ -150,7 +150,7 @@ fn only_the_hosts_own_packets_to_a_frontend_take_the_route() {
         node().await?;
         std::fs::write("/proc/sys/net/ipv4/conf/all/forwarding", "1")?;
         let handle = handle()?;
-        let (anchor, _) = anchor::ensure(&handle, 1500).await?;
+        let anchor = anchor::ensure(&handle, 1500).await?.anchor;
         let defaults = lead(&handle, anchor.ifindex).await?;
         ensure!(
             defaults
