@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -15,9 +14,6 @@ use crate::netns::NetNs;
 /// The default addresses of an agent's health check and metrics.
 pub const HEALTH: &str = "127.0.0.1:10256";
 pub const METRICS: &str = "127.0.0.1:10249";
-
-/// The time limit for an answer at a Unix socket, as in `kpx status`.
-const ANSWER: Duration = Duration::from_secs(10);
 
 /// An HTTP answer.
 #[derive(Debug)]
@@ -41,8 +37,7 @@ pub fn ask(ns: &NetNs, at: &str, method: &str, path: &str) -> Result<Answer> {
 /// Gets a path at a Unix socket.
 pub fn get_at_socket(socket: &Path, path: &str) -> Result<Answer> {
     let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
-    // A starting agent creates its socket before it answers.
-    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_read_timeout(Some(DEADLINE))?;
     converse(stream, "GET", path).with_context(|| format!("GET {path} of {}", socket.display()))
 }
 
