@@ -8,11 +8,21 @@ use anyhow::{Context, Result, ensure};
 
 use crate::shell;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TestCounts {
-    pub(crate) passed: u64,
-    pub(crate) failed: u64,
+    passed: u64,
+    failed: u64,
+    /// What the failed tests printed.
+    failures: Vec<Vec<String>>,
+    /// Set in the part of the output that shows the failures.
+    shows_failures: bool,
 }
+
+/// The lines of a failure that the end of the run repeats, from its beginning and from its end,
+/// where the causes of an error are; and the characters of a line.
+const FIRST_LINES: usize = 4;
+const LAST_LINES: usize = 16;
+const WIDTH: usize = 300;
 
 impl TestCounts {
     /// Runs a `cargo test`, and prints its output as it arrives.
@@ -27,7 +37,9 @@ impl TestCounts {
             let line = line?;
             out.write_all(&[&line, b"\n".as_slice()].concat())?;
             out.flush()?;
-            counts.count(&String::from_utf8_lossy(&line));
+            let line = String::from_utf8_lossy(&line);
+            counts.count(&line);
+            counts.collect(&line);
         }
         let status = child.wait()?;
         if !status.success() && counts.failed == 0 {
@@ -56,15 +68,34 @@ impl TestCounts {
         }
     }
 
+    /// Keeps the parts of the output such as `---- a::b stdout ----` and the lines after it.
+    fn collect(&mut self, line: &str) {
+        if line.starts_with("---- ") && line.ends_with(" ----") {
+            self.failures.push(Vec::new());
+            self.shows_failures = true;
+        } else if line == "failures:" {
+            self.shows_failures = false;
+        }
+        if let Some(failure) = self.failures.last_mut().filter(|_| self.shows_failures) {
+            failure.push(line.chars().take(WIDTH).collect());
+            if failure.len() > FIRST_LINES + LAST_LINES {
+                failure.remove(FIRST_LINES);
+            }
+        }
+    }
+
     /// Fails if a test failed, or if no test ran.
-    pub(crate) fn check(self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         ensure!(self.failed == 0, "tests failed");
         ensure!(self.passed > 0, "no test ran");
         Ok(())
     }
 
-    /// Prints the error, then the tally as the last line.
-    pub(crate) fn end(self, result: Result<()>) -> Result<()> {
+    /// Prints the failures and the error, then the tally as the last line.
+    pub(crate) fn end(&self, result: Result<()>) -> Result<()> {
+        for line in self.failures.iter().flatten() {
+            println!("{line}");
+        }
         if let Err(error) = &result {
             eprintln!("{error:#}");
         }
@@ -78,6 +109,7 @@ impl TestCounts {
     pub(super) fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
+        self.failures.extend(other.failures);
     }
 }
 
@@ -105,7 +137,30 @@ mod tests {
     }
 
     fn counts(passed: u64, failed: u64) -> TestCounts {
-        TestCounts { passed, failed }
+        TestCounts {
+            passed,
+            failed,
+            ..TestCounts::default()
+        }
+    }
+
+    #[test]
+    fn failures_are_kept_with_their_first_and_last_lines() {
+        let long: String = (0..50).map(|n| format!("echo line {n}; ")).collect();
+        let counts = of(&format!(
+            "echo 'failures:'; echo; echo '---- a::b stdout ----'; echo 'Error: x'; echo; \
+             echo '---- c stdout ----'; {long} echo; echo 'failures:'; echo '    a::b'; echo '    c'; {BAD}"
+        ));
+        let [short, long] = counts.failures.as_slice() else {
+            panic!("{counts:?}")
+        };
+        assert_eq!(*short, ["---- a::b stdout ----", "Error: x", ""]);
+        assert_eq!(
+            long[..4],
+            ["---- c stdout ----", "line 0", "line 1", "line 2"]
+        );
+        assert_eq!(long[4..].first().unwrap(), "line 35");
+        assert_eq!(long.len(), FIRST_LINES + LAST_LINES);
     }
 
     const GOOD: &str = "echo 'test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; finished in 0.1s'";
