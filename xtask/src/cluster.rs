@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::setup::{self, Install};
 use crate::step::quiet;
-use crate::{dist, shell, workspace};
+use crate::{dist, helm, release, shell, workspace};
 
 /// Go's minor version that builds the parts.
 const GO_MINOR: u32 = 26;
@@ -44,6 +44,10 @@ pub(crate) fn run(args: &[OsString]) -> Result<()> {
         setup::install("a cluster of genuine parts", missing)?;
         cluster.env("KPX_GO", go()?);
     }
+    if needs.registry {
+        setup::install("a registry", || release::missing(true))?;
+        cluster.envs(helm::ensure().map(|helm| ("HELM", helm)));
+    }
     if needs.image {
         // The image takes minutes, and `up` and `test` fail beside a running cluster.
         let mut running = shell::as_root(&program)?;
@@ -72,6 +76,8 @@ struct Needs {
     tools: bool,
     /// An image of kpx, because the arguments name none.
     image: bool,
+    /// A registry, and what pushes to it.
+    registry: bool,
 }
 
 impl Needs {
@@ -96,6 +102,7 @@ impl Needs {
         Self {
             tools: ["parts", "up", "migration", "test"].contains(&command) && !helps,
             image: runs_kpx && !helps && !has(&["--image"]),
+            registry: command == "release" && !helps,
         }
     }
 }
@@ -201,9 +208,16 @@ mod tests {
             ("parts", true, false),
             ("down", false, false),
             ("kubectl get pods", false, false),
+            ("release target/release-0.1.0", false, false),
         ] {
             let args: Vec<_> = args.split(' ').map(OsString::from).collect();
-            assert_eq!(Needs::of(&args), Needs { tools, image }, "{args:?}");
+            let registry = args[0] == "release";
+            let needs = Needs {
+                tools,
+                image,
+                registry,
+            };
+            assert_eq!(Needs::of(&args), needs, "{args:?}");
         }
     }
 }

@@ -159,9 +159,7 @@ struct Tools {
 
 impl Tools {
     fn ensure(dry_run: bool) -> Result<Self> {
-        setup::install("a release", || {
-            missing(dry_run, |program| shell::which(program).is_some())
-        })?;
+        setup::install("a release", || missing(dry_run))?;
         Ok(Self {
             helm: helm::ensure().context("a release has a chart")?,
             cosign: sign::cosign()?,
@@ -293,7 +291,11 @@ impl Publisher<'_> {
 }
 
 /// Returns the missing packages: the registry serves trials only.
-fn missing(dry_run: bool, has: impl Fn(&str) -> bool) -> Vec<Install> {
+pub(crate) fn missing(dry_run: bool) -> Vec<Install> {
+    missing_of(dry_run, |program| shell::which(program).is_some())
+}
+
+fn missing_of(dry_run: bool, has: impl Fn(&str) -> bool) -> Vec<Install> {
     let needed = ["skopeo"]
         .into_iter()
         .chain(dry_run.then_some("docker-registry"));
@@ -398,13 +400,13 @@ mod tests {
     fn trial_alone_takes_a_registry_of_its_own() {
         let has_none = |_: &str| false;
         assert_eq!(
-            missing(true, has_none),
+            missing_of(true, has_none),
             [Install::Packages(vec!["skopeo", "docker-registry"])]
         );
         assert_eq!(
-            missing(false, has_none),
+            missing_of(false, has_none),
             [Install::Packages(vec!["skopeo"])]
         );
-        assert_eq!(missing(true, |_| true), []);
+        assert_eq!(missing_of(true, |_| true), []);
     }
 }

@@ -117,7 +117,8 @@ fn grantable(manifests: &str, has_sys_resource: bool) -> String {
     kept.join("\n") + "\n"
 }
 
-fn has_sys_resource() -> Result<bool> {
+/// Returns true if containers on this machine can have CAP_SYS_RESOURCE.
+pub(crate) fn has_sys_resource() -> Result<bool> {
     const SYS_RESOURCE: u64 = 1 << 24;
     let status = fs::read_to_string("/proc/self/status").context("read this process's status")?;
     let mask = status

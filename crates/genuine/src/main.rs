@@ -18,6 +18,7 @@ mod nodes;
 mod outcomes;
 mod parts;
 mod reboot;
+mod release;
 mod state;
 mod test;
 mod tools;
@@ -88,6 +89,9 @@ enum Command {
     /// Kill the API server and etcd, restore an older snapshot, and replace the authority of the API
     /// server's certificate, while clients use a Service
     Faults(faults::Options),
+    /// Install a release from a registry in the place of kube-proxy, as its documentation says; with
+    /// --from, begin with an earlier release, upgrade it, and go back
+    Release(release::Options),
     /// The first process of a process namespace: sets it up, and keeps its programs running
     #[command(hide = true)]
     Init { plan: PathBuf },
@@ -124,6 +128,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Tools => return tools::run(),
         Command::Reboot(options) => return reboot::run(&options),
         Command::Faults(options) => return faults::run(&options),
+        Command::Release(options) => return release::run(&options),
         Command::Init { plan } => init::run(&plan)?,
     }
     Ok(ExitCode::SUCCESS)
