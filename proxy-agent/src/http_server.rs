@@ -1,5 +1,6 @@
 //! Serves HTTP on a listener. Dropping the future closes the listener and all its connections.
 
+mod opening;
 mod patience;
 mod room;
 
@@ -24,6 +25,7 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tracing::{debug, info};
 
+use opening::Opening;
 use patience::Patient;
 use proxy_source::health::{Health, Problem};
 use room::Permits;
@@ -238,6 +240,7 @@ where
         }
     }
 }
+
 /// Serves HTTP/1, or either version by the client's first bytes if it may speak HTTP/2.
 async fn converse(
     stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
@@ -255,7 +258,8 @@ async fn converse(
         .max_buf_size(BUFFER)
         .title_case_headers(true);
     server.http2().timer(TokioTimer::new());
-    let served = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let stream = TokioIo::new(Opening::new(stream, HEADER_TIMEOUT));
+    let served = server.serve_connection(stream, TowerToHyperService::new(router));
     if let Err(error) = served.await {
         debug!(error, "http connection");
     }

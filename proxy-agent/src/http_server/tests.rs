@@ -66,7 +66,7 @@ async fn header_of_16_kib_is_read_and_a_longer_one_refused() {
         (17 << 10, "HTTP/1.1 431"),
         (400 << 10, "HTTP/1.1 431"),
     ] {
-        let (mut client, _served) = conversation();
+        let (mut client, _served) = conversation(false);
         let header = format!(
             "GET / HTTP/1.1\r\nHost: node\r\nX: {}\r\n\r\n",
             "x".repeat(bytes)
@@ -79,25 +79,29 @@ async fn header_of_16_kib_is_read_and_a_longer_one_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn half_a_header_ends_the_connection_after_5_seconds() {
-    for sent in ["", &REQUEST[..20]] {
+    for (sent, speaks_http2) in [
+        ("", false),
+        (&REQUEST[..20], false),
+        ("", true),
+        (&REQUEST[..20], true),
+        ("PRI * HTTP", true),
+    ] {
         let since = Instant::now();
-        let (mut client, served) = conversation();
+        let (mut client, served) = conversation(speaks_http2);
         client.write_all(sent.as_bytes()).await.unwrap();
         served.await.unwrap();
-        assert_eq!(since.elapsed().as_secs(), 5, "{sent:?}");
+        assert_eq!(since.elapsed().as_secs(), 5, "{sent:?} {speaks_http2}");
     }
 }
 
 /// `kubectl kpx ui` has many answers in one stream through the agent's socket.
 #[tokio::test]
 async fn local_client_may_speak_either_version_of_http() {
-    let (mut client, server) = duplex(1 << 10);
-    tokio::spawn(converse(server, router(), true));
+    let (mut client, _served) = conversation(true);
     client.write_all(REQUEST.as_bytes()).await.unwrap();
     assert!(read_some(&mut client).await.starts_with("HTTP/1.1 200"));
 
-    let (client, server) = duplex(1 << 10);
-    tokio::spawn(converse(server, router(), true));
+    let (client, _served) = conversation(true);
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client))
             .await
@@ -115,9 +119,12 @@ async fn local_client_may_speak_either_version_of_http() {
 }
 
 /// Returns the client's side of a connection, and the server's task.
-fn conversation() -> (DuplexStream, JoinHandle<()>) {
+fn conversation(speaks_http2: bool) -> (DuplexStream, JoinHandle<()>) {
     let (client, server) = duplex(1 << 10);
-    (client, tokio::spawn(converse(server, router(), false)))
+    (
+        client,
+        tokio::spawn(converse(server, router(), speaks_http2)),
+    )
 }
 
 fn router() -> Router {
