@@ -265,6 +265,7 @@ impl Release {
         files.write(&self.stage)?;
         if let Some(home) = &self.home {
             home.publish(&self.stage.join("deploy"), self.version, digest)?;
+            home.complete_page(&self.stage, self.version)?;
         }
         Ok(())
     }

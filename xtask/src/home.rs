@@ -15,6 +15,9 @@ pub(crate) const LOCAL_IMAGE: &str = "localhost/kpx";
 /// The beginning of the links from alerts to their runbooks, in a checkout.
 const LOCAL_RUNBOOK: &str = "runbook_url: docs/alerts.md#";
 
+/// The page about the files of a release.
+pub(crate) const PAGE: &str = "docs/get.md";
+
 /// A field that is empty is not decided yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Home {
@@ -125,6 +128,30 @@ impl Home {
     /// Returns the address of a file of this version.
     pub(crate) fn download(&self, version: &str, file: &str) -> String {
         format!("{}/{file}", self.downloads.replace("{version}", version))
+    }
+
+    /// Puts the addresses into a copy of [`PAGE`]. Its quotation is for readers of a checkout, and goes.
+    /// The page stays as it is while an address is undecided.
+    pub(crate) fn complete_page(&self, pages: &Path, version: &str) -> Result<()> {
+        let words = [
+            ("IMAGE", self.image.clone()),
+            ("CHARTS", self.chart.clone()),
+            ("DOWNLOADS", self.downloads.replace("{version}", version)),
+        ];
+        if words.iter().any(|(_, address)| address.is_empty()) {
+            return Ok(());
+        }
+        let path = pages.join(PAGE);
+        let page = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let mut text = String::new();
+        for line in page.lines().filter(|line| !line.starts_with("> ")) {
+            text.push_str(line);
+            text.push('\n');
+        }
+        for (word, address) in &words {
+            text = text.replace(word, address);
+        }
+        fs::write(&path, text).with_context(|| format!("write {}", path.display()))
     }
 
     /// Turns a copy of the tree's `deploy` into that of a release: the manifests and the chart name

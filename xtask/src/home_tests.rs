@@ -56,6 +56,39 @@ fn a_misspelt_field_is_named() {
 }
 
 #[test]
+fn page_of_a_release_has_its_addresses() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join(PAGE);
+    fs::create_dir_all(page.parent().unwrap()).unwrap();
+    let copy = || fs::copy(workspace::root().join(PAGE), &page).unwrap();
+    copy();
+    let before = fs::read_to_string(&page).unwrap();
+    Home::default()
+        .complete_page(folder.path(), "1.2.3")
+        .unwrap();
+    assert_eq!(fs::read_to_string(&page).unwrap(), before);
+
+    decided().complete_page(folder.path(), "1.2.3").unwrap();
+    let text = fs::read_to_string(&page).unwrap();
+    for address in [
+        "registry.invalid/kpx:",
+        "oci://registry.invalid/charts/kpx",
+        "https://forge.invalid/kpx/v1.2.3/kpx.yaml",
+    ] {
+        assert!(text.contains(address), "{address}: {text}");
+    }
+    for word in [
+        "IMAGE",
+        "CHARTS",
+        "DOWNLOADS",
+        "not published",
+        "No version is published",
+    ] {
+        assert!(!text.contains(word), "{word}: {text}");
+    }
+}
+
+#[test]
 fn released_manifests_name_the_released_image_and_pages() {
     let version = env!("CARGO_PKG_VERSION");
     let folder = tempfile::tempdir().unwrap();

@@ -206,6 +206,7 @@ impl Publisher<'_> {
         })?;
 
         let sums = self.folder.join(sums::NAME);
+        self.signer.write_key(self.folder)?;
         let signature = step("sign the sums", || self.signer.sign_file(&sums))?;
         let references = step("push image and chart", || {
             let tag = format!("{}:{VERSION}", home.image);

@@ -40,7 +40,10 @@ pub(crate) fn make(home: &Home) -> Result<PathBuf> {
     let source = book.join("src");
     let version = env!("CARGO_PKG_VERSION");
     let pages = site.join(version);
-    step("collect the pages", || collect(workspace::root(), &source))?;
+    step("collect the pages", || {
+        collect(workspace::root(), &source)?;
+        home.complete_page(&source, version)
+    })?;
     let from = |name: &str| workspace::root().join(FOLDER).join(name);
     fs::copy(from("book.toml"), book.join("book.toml")).context("copy book.toml")?;
     fs::copy(from("SUMMARY.md"), source.join("SUMMARY.md")).context("copy SUMMARY.md")?;

@@ -19,6 +19,11 @@ use crate::state::{State, admin_inside, dir};
 use crate::up::until;
 use crate::web;
 
+/// The lines of docs/get.md.
+const INSTALL: &str = "helm install kpx oci://CHARTS/kpx --version VERSION --namespace kube-system --set existingConfigMap=kube-proxy";
+const UPGRADE: &str = "helm upgrade kpx oci://CHARTS/kpx --version VERSION --namespace kube-system --reset-then-reuse-values";
+const ROLLBACK: &str = "helm rollback kpx --namespace kube-system";
+
 #[derive(Args)]
 pub(crate) struct Options {
     /// The folder of a release, as `cargo xtask release --dry-run` makes it
@@ -131,11 +136,6 @@ impl Release {
             image,
             unpacked,
         })
-    }
-
-    /// Returns the chart's name in its registry.
-    fn chart_name(&self) -> String {
-        format!("oci://localhost:{}/charts/kpx", self.port)
     }
 
     /// Returns a path below the archive's only folder.
@@ -256,7 +256,7 @@ impl Cluster<'_> {
             Ok(())
         })?;
         run.step(&format!("kpx {} installed", first.version), || {
-            self.install("install", first)
+            self.install(INSTALL, first)
         })?;
         run.step("kube-proxy and its rules removed", || {
             self.kubectl(&["delete", "daemonset", "kube-proxy"])?;
@@ -268,11 +268,11 @@ impl Cluster<'_> {
         })?;
         for release in later {
             run.step(&format!("upgraded to kpx {}", release.version), || {
-                self.install("upgrade", release)
+                self.install(UPGRADE, release)
             })?;
             run.step(&format!("back to kpx {}", first.version), || {
                 let mut helm = self.on_control(self.helm)?;
-                output(helm.args(["rollback", "kpx", "--namespace", "kube-system"]))?;
+                output(helm.args(ROLLBACK.split_whitespace().skip(1)))?;
                 self.runs(first)
             })?;
         }
@@ -282,13 +282,14 @@ impl Cluster<'_> {
         })
     }
 
-    /// Runs the lines of the documentation for kubeadm.
-    fn install(&self, verb: &str, release: &Release) -> Result<()> {
+    /// Runs a line of docs/get.md.
+    fn install(&self, line: &str, release: &Release) -> Result<()> {
+        let line = line
+            .replace("CHARTS", &format!("localhost:{}/charts", release.port))
+            .replace("VERSION", &release.version);
         let mut helm = self.on_control(self.helm)?;
-        helm.args([verb, "kpx", &release.chart_name(), "--plain-http"]);
-        helm.args(["--version", &release.version, "--namespace", "kube-system"]);
-        helm.arg("--values")
-            .arg(release.file("deploy/helm/values/kubeadm.yaml")?);
+        helm.args(line.split_whitespace().skip(1))
+            .arg("--plain-http");
         if !has_sys_resource()? {
             helm.args(["--set", "capabilities={BPF,NET_ADMIN,PERFMON}"]);
         }
@@ -339,5 +340,24 @@ impl Cluster<'_> {
                 .arg("--namespace=kube-system")
                 .args(args),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_those_of_the_documentation() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/get.md");
+        let page = fs::read_to_string(page).unwrap();
+        for (line, version) in [
+            (INSTALL, env!("CARGO_PKG_VERSION")),
+            (UPGRADE, "NEXT"),
+            (ROLLBACK, ""),
+        ] {
+            let line = line.replace("VERSION", version);
+            assert!(page.contains(&line), "docs/get.md lacks {line}");
+        }
     }
 }

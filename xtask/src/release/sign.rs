@@ -67,6 +67,13 @@ impl<'a> Signer<'a> {
         })
     }
 
+    /// Writes the public key beside the signed files.
+    pub(super) fn write_key(&self, folder: &Path) -> Result<()> {
+        let key = folder.join("cosign.pub");
+        fs::copy(&self.public, &key).with_context(|| format!("write {}", key.display()))?;
+        Ok(())
+    }
+
     /// Signs a file, and returns the file of the signature beside it.
     pub(super) fn sign_file(&self, file: &Path) -> Result<PathBuf> {
         let signature = file.with_added_extension("sig");
