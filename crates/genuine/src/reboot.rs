@@ -1,6 +1,7 @@
 //! The reboot of a node, while clients elsewhere use a Service.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::thread::sleep;
 use std::time::Duration;
@@ -41,16 +42,23 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         .into_iter()
         .filter_map(|client| client.beside(node))
         .collect();
-    evict(&state, node)?;
+    let taint = Taint::evict(&state, node)?;
     let load = until("the other nodes serve", || {
         Load::start(&others, &options.load)
     })?;
     let mut run = Run::new(load);
-    let steps = steps(&state, &parts, node, number, &mut run);
+    let steps = steps(&state, &parts, taint, number, &mut run);
     run.finish(steps)
 }
 
-fn steps(state: &State, parts: &Parts, node: &Node, number: usize, run: &mut Run) -> Result<()> {
+fn steps(
+    state: &State,
+    parts: &Parts,
+    taint: Taint<'_>,
+    number: usize,
+    run: &mut Run,
+) -> Result<()> {
+    let node = taint.node;
     let name = &node.name;
     run.step(&format!("{name} has no backend"), || {
         sleep(Duration::from_secs(5));
@@ -66,7 +74,7 @@ fn steps(state: &State, parts: &Parts, node: &Node, number: usize, run: &mut Run
         until("its node ports answer", || reach(&clients))
     })?;
     run.step(&format!("{name} has its backend again"), || {
-        output(&mut taint(state, node, "-"))?;
+        drop(taint);
         until("its clients reach the Service", || {
             let all = web::start(state, parts)?;
             ensure!(all.len() == number, "{} clients", all.len());
@@ -75,26 +83,63 @@ fn steps(state: &State, parts: &Parts, node: &Node, number: usize, run: &mut Run
     })
 }
 
-fn evict(state: &State, node: &Node) -> Result<()> {
-    output(&mut taint(state, node, ""))?;
-    let mut wait = state.kubectl();
-    wait.args(["--namespace", web::NAMESPACE, "wait", "pods"]);
-    wait.arg(format!("--field-selector=spec.nodeName={}", node.name));
-    output(wait.args(["--for=delete", "--timeout=60s"])).map(drop)
+/// The taint of a node without pods of the Service. It goes with this value, so that a test that
+/// fails leaves the node to the next one.
+struct Taint<'a> {
+    state: &'a State,
+    node: &'a Node,
 }
 
-fn taint(state: &State, node: &Node, sign: &str) -> Command {
-    let mut kubectl = state.kubectl();
-    kubectl.args(["taint", "node", &node.name, &format!("{TAINT}{sign}")]);
-    kubectl
+impl<'a> Taint<'a> {
+    fn evict(state: &'a State, node: &'a Node) -> Result<Self> {
+        let taint = Self { state, node };
+        output(&mut taint.command(""))?;
+        let mut wait = state.kubectl();
+        wait.args(["--namespace", web::NAMESPACE, "wait", "pods"]);
+        wait.arg(format!("--field-selector=spec.nodeName={}", node.name));
+        output(wait.args(["--for=delete", "--timeout=60s"]))?;
+        Ok(taint)
+    }
+
+    fn command(&self, sign: &str) -> Command {
+        let mut kubectl = self.state.kubectl();
+        kubectl.args(["taint", "node", &self.node.name, &format!("{TAINT}{sign}")]);
+        kubectl
+    }
+}
+
+impl Drop for Taint<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = output(&mut self.command("-")) {
+            eprintln!("{} keeps its taint: {error:#}", self.node.name);
+        }
+    }
+}
+
+/// The file that keeps a node from starting. It goes with this value.
+struct Hold(PathBuf);
+
+impl Hold {
+    fn new(name: &str) -> Result<Self> {
+        let path = held(name);
+        fs::write(&path, "").with_context(|| format!("hold {name}"))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            eprintln!("{} holds a node: {error}", self.0.display());
+        }
+    }
 }
 
 /// Ends a node as the loss of its power does, and starts it: processes, mounts and the network are
 /// new, the disk stays.
 fn reboot(state: &State, node: &Node) -> Result<()> {
     let name = &node.name;
-    let held = held(name);
-    fs::write(&held, "").with_context(|| format!("hold {name}"))?;
+    let hold = Hold::new(name)?;
     kill(Pid::from_raw(state.node_pid(name)?), Signal::SIGKILL)
         .with_context(|| format!("end {name}"))?;
     until("the node has ended", || {
@@ -108,7 +153,7 @@ fn reboot(state: &State, node: &Node) -> Result<()> {
         .args(["-euc", SCRIPT, "reboot", name])
         .args([node.ipv4.to_string(), node.ipv6.to_string()]);
     output(&mut network)?;
-    fs::remove_file(&held).with_context(|| format!("start {name}"))?;
+    drop(hold);
     until("the node has started", || state.node_pid(name).map(drop))
 }
 
