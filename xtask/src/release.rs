@@ -320,10 +320,12 @@ fn chart(release: &Release) -> Result<String> {
 }
 
 /// Packs the site, which the links of chart and alerts name. Its folder in the archive is its
-/// address below the home's.
+/// address below the home's; the page beside the folder leads to it.
 fn site(release: &Release, home: &Home) -> Result<String> {
     let mut files = Files::default();
-    files.add_folder(&site::make(home)?, VERSION)?;
+    let pages = site::make(home)?;
+    files.add_folder(&pages, VERSION)?;
+    files.add_file(&pages.with_file_name(site::ROOT), site::ROOT)?;
     let name = format!("kpx-{VERSION}-site.tar.gz");
     fs::write(release.folder.join(&name), files.tar_gz(release.time)?)?;
     Ok(name)

@@ -58,7 +58,20 @@ pub(crate) fn make(home: &Home) -> Result<PathBuf> {
     check.arg("--sources").arg(&source);
     quiet("make the site", [build])?;
     quiet("check the links", [check])?;
+    fs::write(site.join(ROOT), root_page(version)).context("write the page above the versions")?;
     Ok(pages)
+}
+
+/// The page above the folders of all versions.
+pub(crate) const ROOT: &str = "index.html";
+
+/// Returns the page that leads to this version, which is the newest one when it is published.
+fn root_page(version: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>kpx</title>\n\
+         <meta http-equiv=\"refresh\" content=\"0; url={version}/\">\n\
+         <p><a href=\"{version}/\">kpx {version}</a></p>\n</html>\n"
+    )
 }
 
 /// Copies the pages of a tree, and the files to which they lead.
