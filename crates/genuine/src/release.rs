@@ -306,10 +306,7 @@ impl Cluster<'_> {
             "--selector=app.kubernetes.io/name=kpx",
             "--output=jsonpath={range .items[*]}{.spec.containers[0].image} {end}",
         ])?;
-        let wanted = format!(
-            "{}:{}@{}",
-            release.repository, release.version, release.digest
-        );
+        let wanted = format!("{}@{}", release.repository, release.digest);
         ensure!(
             images.split_whitespace().count() == self.state.nodes.len()
                 && images.split_whitespace().all(|image| image == wanted),
