@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use socket2::{Domain, Socket, Type};
 
 use crate::clients::{Client, in_each};
 use crate::web::LoadOptions;
@@ -19,6 +21,11 @@ use crate::web::LoadOptions;
 const ANSWER: Duration = Duration::from_millis(900);
 const ANSWER_HELD: Duration = Duration::from_secs(5);
 const REQUEST: &[u8] = b"GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n";
+
+/// The source ports of connections that stay open: no port of the kernel's choice, which the other
+/// connections have. With one port for both, a connection that stays open and a new one through
+/// another node may lead to one backend, and the new one then begins a second late (docs/limits.md).
+const HELD_PORTS: Range<u16> = 20_000..30_000;
 
 /// The failures by client, target and kind: their number, and the time of the first.
 type Failures = BTreeMap<String, (u64, SystemTime)>;
@@ -119,9 +126,10 @@ impl Seen {
 /// Opens a client's connections, in turn to each of its targets.
 fn open(client: &Client, number: u32) -> Result<Held> {
     let targets = client.targets.iter().cycle().take(number as usize);
+    let mut ports = HELD_PORTS;
     let open: Held = targets
         .map(|target| {
-            let stream = TcpStream::connect_timeout(target, ANSWER)
+            let stream = connect_from(&mut ports, *target)
                 .with_context(|| format!("{} opens a connection to {target}", client.name))?;
             stream.set_read_timeout(Some(ANSWER_HELD))?;
             stream.set_nodelay(true)?;
@@ -130,6 +138,31 @@ fn open(client: &Client, number: u32) -> Result<Held> {
         .collect::<Result<_>>()?;
     ensure!(!open.is_empty(), "{} has no target", client.name);
     Ok(open)
+}
+
+/// Connects from the next port that is free.
+fn connect_from(ports: &mut Range<u16>, target: SocketAddr) -> Result<TcpStream> {
+    for port in ports {
+        let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+        let from: SocketAddr = if target.is_ipv4() {
+            (Ipv4Addr::UNSPECIFIED, port).into()
+        } else {
+            (Ipv6Addr::UNSPECIFIED, port).into()
+        };
+        let connected = socket
+            .bind(&from.into())
+            .and_then(|()| socket.connect_timeout(&target.into(), ANSWER));
+        match connected {
+            // Connections of an earlier run may wait for their end.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable
+                ) => {}
+            connected => return Ok(connected.map(|()| socket.into())?),
+        }
+    }
+    bail!("no port is free")
 }
 
 /// Keeps connections open, with an exchange on each about every second.

@@ -89,6 +89,8 @@ enum Command {
     /// Kill the API server and etcd, restore an older snapshot, and replace the authority of the API
     /// server's certificate, while clients use a Service
     Faults(faults::Options),
+    /// Use a Service from all clients, and count failures
+    Load(web::Options),
     /// Install a release from a registry in the place of kube-proxy, as its documentation says; with
     /// --from, begin with an earlier release, upgrade it, and go back
     Release(release::Options),
@@ -128,6 +130,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Tools => return tools::run(),
         Command::Reboot(options) => return reboot::run(&options),
         Command::Faults(options) => return faults::run(&options),
+        Command::Load(options) => return web::run(&options),
         Command::Release(options) => return release::run(&options),
         Command::Init { plan } => init::run(&plan)?,
     }

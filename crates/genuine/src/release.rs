@@ -31,6 +31,9 @@ pub(crate) struct Options {
     /// The folder of the release before, which is installed first
     #[arg(long)]
     from: Option<PathBuf>,
+    /// How often to upgrade and go back
+    #[arg(long, default_value_t = 1, requires = "from")]
+    rounds: u32,
     /// The program of Helm
     #[arg(long, env = "HELM", default_value = "helm")]
     helm: PathBuf,
@@ -58,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         cluster.push(release)?;
     }
     let code = web::under_load(&state, &Parts::of(&state), &options.load, |run| {
-        cluster.steps(&releases, run)
+        cluster.steps(&releases, options.rounds, run)
     });
     drop(registry);
     code
@@ -249,7 +252,7 @@ impl Cluster<'_> {
         Ok(command)
     }
 
-    fn steps(&self, releases: &[Release], run: &mut Run) -> Result<()> {
+    fn steps(&self, releases: &[Release], rounds: u32, run: &mut Run) -> Result<()> {
         let (first, later) = releases.split_first().context("no release")?;
         run.step("kube-proxy serves", || {
             sleep(Duration::from_secs(5));
@@ -266,7 +269,7 @@ impl Cluster<'_> {
             self.rolled_out("kpx-kube-proxy-cleanup")?;
             self.kubectl(&["delete", "-k", &cleanup])
         })?;
-        for release in later {
+        for release in (0..rounds).flat_map(|_| later) {
             run.step(&format!("upgraded to kpx {}", release.version), || {
                 self.install(UPGRADE, release)
             })?;

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -28,6 +30,25 @@ pub(crate) struct LoadOptions {
     /// The number of new connections and datagrams of each client in a second
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rate: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The time in seconds
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    #[command(flatten)]
+    load: LoadOptions,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let state = State::running()?;
+    under_load(&state, &Parts::of(&state), &options.load, |run| {
+        run.step(&format!("{} serves", state.proxy), || {
+            sleep(Duration::from_secs(options.seconds));
+            Ok(())
+        })
+    })
 }
 
 /// Runs the steps while clients of the Service keep connections open and open new ones.
