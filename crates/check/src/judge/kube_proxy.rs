@@ -109,12 +109,12 @@ fn steps(facts: &Facts) -> String {
             "kpx cleanup --kube-proxy, soon: until then the node and pods on its network reach no Service that is new"
         }
     };
-    let steps = [
-        start,
-        Some("wait until kpx status says healthy"),
-        stop,
-        Some(clean),
-    ];
+    // kube-proxy holds the ports of kpx's health check and metrics, so kpx is not healthy before.
+    let wait = match stop {
+        Some(_) => "wait for the line `synced` in kpx's log",
+        None => "wait until kpx status says healthy",
+    };
+    let steps = [start, Some(wait), stop, Some(clean)];
     let numbered = steps
         .into_iter()
         .flatten()

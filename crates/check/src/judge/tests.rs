@@ -357,7 +357,7 @@ fn kube_proxy_stays_until_kpx_serves() {
     let all = fix(|facts| facts.kube_proxies = vec![7]);
     let order = [
         "start kpx",
-        "says healthy",
+        "line `synced`",
         "delete daemonset",
         "kpx cleanup --kube-proxy",
     ]
@@ -371,7 +371,7 @@ fn kube_proxy_stays_until_kpx_serves() {
         facts.kpx_runs = true;
     });
     assert!(
-        beside.contains("1. wait until kpx status") && beside.contains("2. kubectl"),
+        beside.contains("1. wait for the line `synced`") && beside.contains("2. kubectl"),
         "{beside}"
     );
     let rules = fix(|facts| facts.kube_proxy_rules.tables = vec![Family::Ip]);
