@@ -69,7 +69,7 @@ impl<'a> Signer<'a> {
 
     /// Writes the public key beside the signed files.
     pub(super) fn write_key(&self, folder: &Path) -> Result<()> {
-        let key = folder.join("cosign.pub");
+        let key = folder.join("release.pub");
         fs::copy(&self.public, &key).with_context(|| format!("write {}", key.display()))?;
         Ok(())
     }
