@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use proxy_agent::config::{Configuration, KpxConfiguration};
 use serde_json::Value;
 
@@ -166,11 +166,15 @@ fn commands_of_pages_install_the_chart() -> Result<()> {
             let mut words = command
                 .split_whitespace()
                 .map(|word| word.trim_matches('"'));
-            ensure!(
-                words.next() == Some("kpx") && words.next() == Some("deploy/helm/kpx"),
-                "{page}: {command}"
-            );
+            ensure!(words.next() == Some("kpx"), "{page}: {command}");
             let mut args = Vec::new();
+            match words.next() {
+                Some("deploy/helm/kpx") => {}
+                // A released chart names its image.
+                Some("oci://CHARTS/kpx") => args
+                    .extend(["--set", "image.repository=registry.example/kpx"].map(OsString::from)),
+                _ => bail!("{page}: {command}"),
+            }
             while let Some(option) = words.next() {
                 let value = words
                     .next()
@@ -183,7 +187,7 @@ fn commands_of_pages_install_the_chart() -> Result<()> {
                     Some(path) => deploy_dir().join(path).into_os_string(),
                     None => OsString::from(value),
                 };
-                if option != "--namespace" {
+                if !["--namespace", "--version"].contains(&option) {
                     args.extend([OsString::from(option), value]);
                 }
             }
