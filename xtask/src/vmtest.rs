@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use self::debian::{Debian, IPSET, IPVSADM, NEWEST, WIREGUARD};
+use self::debian::{Debian, NEWEST};
 use self::initramfs::Userland;
 use self::modules::Modules;
 use self::qemu::Accelerator;
@@ -65,17 +65,6 @@ const SUITES: &[&str] = &[
     "packets - /bin/kernel --skip reference::",
 ];
 
-/// This machine's iptables programs for the suite `ipvs`, then the matches and targets of its
-/// rules.
-#[rustfmt::skip]
-const IPTABLES: &[&str] = &[
-    "iptables-nft", "iptables-nft-restore", "iptables-nft-save", "ip6tables-nft", "ip6tables-nft-restore", "ip6tables-nft-save",
-];
-#[rustfmt::skip]
-const EXTENSIONS: &[&str] = &[
-    "ipt_REJECT", "ip6t_REJECT", "xt_MARK", "xt_MASQUERADE", "xt_addrtype", "xt_comment", "xt_conntrack", "xt_mark", "xt_set", "xt_standard",
-];
-
 /// The excluded tests: suite, test, and the reason why a guest cannot test it.
 const LEFT_OUT: &[(&str, &str, &str)] = &[];
 
@@ -85,7 +74,7 @@ pub(crate) struct Options {
     #[arg(long = "kernel", value_name = "SERIES", value_delimiter = ',')]
     #[arg(default_values_t = KERNELS.iter().map(|series| (*series).to_owned()))]
     kernels: Vec<String>,
-    /// Look for newer packages of kernels that were fetched before
+    /// Look for newer packages than those that were fetched before
     #[arg(long)]
     renew: bool,
     /// Go on with the next kernel when one fails
@@ -114,15 +103,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.wants("lines") {
         files.push(("lines", lines_of_host(&folder)?));
     }
-    let tools = [
-        debian.tool(IPVSADM)?,
-        debian.tool(IPSET)?,
-        debian.tool(WIREGUARD)?,
-    ];
-    let mut userland = Userland::new(&files, &tools, &options.suites()?)?;
-    if options.wants("ipvs") {
-        userland.add_iptables(IPTABLES, EXTENSIONS)?;
-    }
+    let userland = Userland::new(&files, &debian.tools(options.renew)?, &options.suites()?)?;
 
     let mut outcomes = Vec::new();
     for name in &options.kernels {

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const DEVICE: u32 = 0o020_600;
+const LINK: u32 = 0o120_777;
 
 #[derive(Default)]
 pub(super) struct Archive {
@@ -28,6 +29,12 @@ impl Archive {
     pub(super) fn file(&mut self, path: &str, content: &[u8]) {
         self.folders_above(path);
         self.entry(path, PROGRAM, (0, 0), content);
+    }
+
+    /// Adds a symbolic link.
+    pub(super) fn link(&mut self, path: &str, target: &str) {
+        self.folders_above(path);
+        self.entry(path, LINK, (0, 0), target.as_bytes());
     }
 
     /// Adds a character device with its major and minor number.
@@ -126,6 +133,7 @@ mod tests {
         archive.device("dev/console", 5, 1);
         archive.file("lib/modules/veth.ko", b"odd");
         archive.folder("lib/modules");
+        archive.link("usr", ".");
         let none = (0, 0);
         let expected = [
             ("init", PROGRAM, none, "first"),
@@ -134,6 +142,7 @@ mod tests {
             ("lib", FOLDER, none, ""),
             ("lib/modules", FOLDER, none, ""),
             ("lib/modules/veth.ko", PROGRAM, none, "odd"),
+            ("usr", LINK, none, "."),
             ("TRAILER!!!", 0, none, ""),
         ];
         let expected = expected

@@ -31,20 +31,26 @@ const QEMU_PACKAGES: &[&str] = &[
     "seabios",
 ];
 pub(super) const QEMU: &str = "qemu-system-x86_64";
-/// A program for guests, and its packages.
-pub(super) type Package = (&'static str, &'static [&'static str]);
-pub(super) const IPVSADM: Package = (
-    "sbin/ipvsadm",
-    &["ipvsadm", "libnl-3-200", "libnl-genl-3-200", "libpopt0"],
-);
-pub(super) const WIREGUARD: Package = ("usr/bin/wg", &["wireguard-tools"]);
-pub(super) const IPSET: Package = ("usr/sbin/ipset", &["ipset", "libipset13", "libmnl0"]);
-
-/// A program for guests, and the directories of its libraries.
-pub(super) struct Tool {
-    pub(super) program: PathBuf,
-    pub(super) libraries: Vec<PathBuf>,
-}
+/// The packages of the guests' tools.
+const TOOLS: &[&str] = &[
+    "ethtool",
+    "iproute2",
+    "ipset",
+    "iptables",
+    "ipvsadm",
+    "nftables",
+    "wireguard-tools",
+];
+/// apt's command for the named packages alone.
+const ALONE: &[&str] = &["download"];
+/// apt's command for packages with everything that they depend on: nothing counts as installed.
+const WITH_DEPENDENCIES: &[&str] = &[
+    "-oDir::State::status=/dev/null",
+    "install",
+    "-y",
+    "--download-only",
+    "--no-install-recommends",
+];
 
 pub(super) struct Kernel {
     /// The release, as `uname -r` prints it.
@@ -74,7 +80,7 @@ impl Debian {
         if shell::which(QEMU).is_some() {
             return Ok(());
         }
-        let apt = self.tools()?;
+        let apt = self.apt_of_release()?;
         // Bookworm's own emulator conflicts with the disk image tools of bookworm-backports.
         let from = if codename()? == "bookworm" {
             "/bookworm-backports"
@@ -105,19 +111,15 @@ impl Debian {
         quiet("install QEMU", [install])
     }
 
-    /// Downloads a tool for guests, which this machine need not have.
-    pub(super) fn tool(&self, (file, packages): Package) -> Result<Tool> {
-        let folder = self.cache.join(packages[0]);
-        if !folder.join(file).exists() {
-            let apt = self.tools()?;
-            unpack(&folder, |part| apt.download(packages, part))?;
+    /// Downloads the guests' tools with their libraries, which this machine need not have. Returns
+    /// the root directory of the unpacked packages. Uses the cache unless `renew`.
+    pub(super) fn tools(&self, renew: bool) -> Result<PathBuf> {
+        let folder = self.cache.join("tools");
+        if renew || !folder.exists() {
+            let apt = self.apt_of_release()?;
+            unpack(&folder, |part| apt.fetch(WITH_DEPENDENCIES, TOOLS, part))?;
         }
-        let libraries =
-            ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|libs| folder.join(libs));
-        Ok(Tool {
-            program: folder.join(file),
-            libraries: libraries.to_vec(),
-        })
+        Ok(folder)
     }
 
     /// Returns the newest kernel of a series (`6.1`), or of all series ([`NEWEST`]). Uses the cache
@@ -149,10 +151,10 @@ impl Debian {
         for version in versions.iter().take(3) {
             let package = |kind: &str| format!("linux-{kind}-{version}-cloud-amd64");
             let fetched = unpack(folder, |part| {
-                apt.download(&[&package("image")], part)?;
+                apt.fetch(ALONE, &[&package("image")], part)?;
                 // Newer kernels have two packages.
                 if Kernel::find(part).is_err() {
-                    apt.download(&[&package("binary"), &package("modules")], part)?;
+                    apt.fetch(ALONE, &[&package("binary"), &package("modules")], part)?;
                 }
                 Kernel::find(part).map(drop)
             });
@@ -164,11 +166,12 @@ impl Debian {
         bail!("none of the newest can be fetched: {}", errors.join("; "))
     }
 
-    fn tools(&self) -> Result<Apt> {
+    /// Returns the packages of the release of Debian that this machine has.
+    fn apt_of_release(&self) -> Result<Apt> {
         let codename = codename()?;
         let suites =
             ["", "-updates", "-security", "-backports"].map(|ending| format!("{codename}{ending}"));
-        self.apt("tools", &suites.each_ref().map(String::as_str))
+        self.apt("release", &suites.each_ref().map(String::as_str))
     }
 
     /// Downloads the current lists of these suites.
@@ -226,15 +229,21 @@ impl Apt {
             .collect())
     }
 
-    fn download(&self, packages: &[&str], folder: &Path) -> Result<()> {
+    /// Downloads packages by a command of apt, and unpacks them into a directory.
+    fn fetch(&self, how: &[&str], packages: &[&str], folder: &Path) -> Result<()> {
         let at = tempfile::tempdir().context("make a folder for packages")?;
-        let mut download = self.command("apt-get", &["download"]);
-        download.args(packages).current_dir(at.path());
-        quiet(&format!("fetch {}", packages.join(" ")), [download])?;
+        let archives = format!("-oDir::Cache::archives={}", at.path().display());
+        fs::create_dir(at.path().join("partial"))?;
+        let mut fetch = self.command("apt-get", &[&archives]);
+        fetch.args(how).args(packages).current_dir(at.path());
+        quiet(&format!("fetch {}", packages.join(" ")), [fetch])?;
         for entry in fs::read_dir(at.path())? {
-            let mut dpkg = Command::new("dpkg");
-            dpkg.arg("-x").arg(entry?.path()).arg(folder);
-            shell::run(dpkg)?;
+            let path = entry?.path();
+            if path.extension().is_some_and(|ending| ending == "deb") {
+                let mut dpkg = Command::new("dpkg");
+                dpkg.arg("-x").arg(path).arg(folder);
+                shell::run(dpkg)?;
+            }
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 
-use super::debian::{Debian, IPSET, IPVSADM, Kernel, Tool};
+use super::debian::{Debian, Kernel};
 use super::initramfs::Userland;
 use super::modules::{self, Modules};
 use super::qemu::{self, Accelerator, MEMORY_GIB};
@@ -27,28 +27,6 @@ const PROGRAMS: &[Program] = &[
     ("bin/bench", "tools", "bench", "--bin", "kpx-bench"),
 ];
 const SUITE: &str = "icount";
-/// This machine's tools in addition to those of every guest.
-const TOOLS: &[&str] = &[
-    "iptables",
-    "iptables-legacy-restore",
-    "iptables-nft-restore",
-];
-/// The matches and targets of iptables in kube-proxy's rules.
-const EXTENSIONS: &[&str] = &[
-    "ipt_REJECT",
-    "xt_DNAT",
-    "xt_MARK",
-    "xt_MASQUERADE",
-    "xt_addrtype",
-    "xt_comment",
-    "xt_conntrack",
-    "xt_mark",
-    "xt_set",
-    "xt_standard",
-    "xt_statistic",
-    "xt_tcp",
-    "xt_udp",
-];
 
 #[derive(Parser)]
 #[command(
@@ -134,7 +112,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
 /// A guest for the benchmark, with kube-proxy's tools.
 pub(super) struct Guest {
     pub(super) kernel: Kernel,
-    pub(super) tools: [Tool; 2],
+    /// The root directory of the tools.
+    pub(super) tools: PathBuf,
     pub(super) programs: Vec<(&'static str, PathBuf)>,
     /// The line that selects the guest's suites.
     pub(super) suite: String,
@@ -146,8 +125,7 @@ pub(super) struct Guest {
 impl Guest {
     pub(super) fn boot(&self, accelerator: Accelerator, limit: Duration) -> Result<Report> {
         let folder = folder()?;
-        let mut userland = Userland::new(&self.programs, &self.tools, &self.suite)?;
-        userland.add_iptables(TOOLS, EXTENSIONS)?;
+        let userland = Userland::new(&self.programs, &self.tools, &self.suite)?;
         let plan = Modules::find(&self.kernel.modules)?
             .plan(&[modules::WANTED, modules::FOR_IPTABLES, modules::FOR_RULES].concat())?;
         let [initramfs, log] =
@@ -191,13 +169,14 @@ pub(super) fn programs(no_build: bool, release: bool) -> Result<Vec<(&'static st
     PROGRAMS.iter().map(program).collect()
 }
 
-pub(super) fn fetch(series: &str) -> Result<(Kernel, [Tool; 2])> {
+/// Returns the kernel, and the root directory of the tools.
+pub(super) fn fetch(series: &str) -> Result<(Kernel, PathBuf)> {
     let debian = Debian::new()?;
     debian.ensure_qemu()?;
     let kernel = debian
         .kernel(series, false)
         .with_context(|| format!("kernel {series}"))?;
-    Ok((kernel, [debian.tool(IPVSADM)?, debian.tool(IPSET)?]))
+    Ok((kernel, debian.tools(false)?))
 }
 
 impl Options {

@@ -43,7 +43,7 @@ impl Machine {
                 .to_string_lossy()
                 .into_owned(),
             kpx: version(&mut Command::new(kpx))?,
-            iptables: version(&mut Command::new("iptables"))?,
+            iptables: version(&mut Command::new("iptables-nft"))?,
             nft: version(&mut Command::new("nft"))?,
             date: jiff::Zoned::now().date().to_string(),
         })
