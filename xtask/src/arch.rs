@@ -3,7 +3,7 @@
 use std::env::consts;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use crate::setup::{self, Install};
@@ -18,11 +18,12 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// Returns this machine's architecture; `None` if kpx has no release for it.
-    pub(crate) fn of_this_machine() -> Option<Self> {
+    /// Returns this machine's architecture; an error if kpx has no release for it.
+    pub(crate) fn of_this_machine() -> Result<Self> {
         [Self::Amd64, Self::Arm64]
             .into_iter()
-            .find(|arch| arch.name() == consts::ARCH)
+            .find(|arch| arch.is_native())
+            .context("kpx is not released for this machine: name an --arch")
     }
 
     /// Returns Rust's name, used in file names.
@@ -33,7 +34,7 @@ impl Arch {
         }
     }
 
-    /// Returns Go's name, used by OCI.
+    /// Returns Go's name, used by OCI and Debian.
     pub(crate) fn go_name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",

@@ -106,8 +106,8 @@ pub(crate) fn with(toolchain: &Toolchain, options: &Options) -> Result<PathBuf> 
     }
 }
 
-/// Builds the kernel programs for a kpx of another architecture.
-fn object_for(toolchain: &Toolchain, options: &Options, arch: Arch) -> Result<PathBuf> {
+/// Builds the kernel programs for a kpx of another architecture. Returns their object.
+pub(crate) fn object_for(toolchain: &Toolchain, options: &Options, arch: Arch) -> Result<PathBuf> {
     arch.ensure_tools()?;
     let target_dir = workspace::target_dir()?;
     let name = arch.name();

@@ -57,10 +57,7 @@ impl Options {
         if !self.arch.is_empty() {
             return Ok(self.arch.clone());
         }
-        let own = Arch::of_this_machine();
-        Ok(vec![own.context(
-            "kpx is not released for this machine: name an --arch",
-        )?])
+        Ok(vec![Arch::of_this_machine()?])
     }
 }
 
@@ -73,7 +70,7 @@ pub(crate) fn image() -> Result<PathBuf> {
     };
     let release = Release::new("dist", None)?;
     release.make(&options)?;
-    let arch = Arch::of_this_machine().context("kpx is not released for this machine")?;
+    let arch = Arch::of_this_machine()?;
     Ok(release.folder.join(release.file(arch, "oci.tar")))
 }
 

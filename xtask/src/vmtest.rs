@@ -1,5 +1,7 @@
 //! Boots Debian's kernels in virtual machines, and runs tests in each: single packets through the
 //! programs, and a cluster of network namespaces with real sockets.
+//!
+//! QEMU emulates a foreign architecture. Only programs, kernels and tools differ then.
 
 mod cpio;
 mod debian;
@@ -22,6 +24,7 @@ use self::initramfs::Userland;
 use self::modules::Modules;
 use self::qemu::Accelerator;
 use self::report::Report;
+use crate::arch::Arch;
 use crate::build;
 use crate::setup::{self, Need};
 use crate::step::step;
@@ -65,6 +68,9 @@ const SUITES: &[&str] = &[
     "packets - /bin/kernel --skip reference::",
 ];
 
+/// The suite that compares a guest with this machine's kernel.
+const LINES: &str = "lines";
+
 /// The excluded tests: suite, test, and the reason why a guest cannot test it.
 const LEFT_OUT: &[(&str, &str, &str)] = &[];
 
@@ -74,6 +80,9 @@ pub(crate) struct Options {
     #[arg(long = "kernel", value_name = "SERIES", value_delimiter = ',')]
     #[arg(default_values_t = KERNELS.iter().map(|series| (*series).to_owned()))]
     kernels: Vec<String>,
+    /// The kernels' architecture, by default this machine's; QEMU emulates another one
+    #[arg(long, value_enum)]
+    arch: Option<Arch>,
     /// Look for newer packages than those that were fetched before
     #[arg(long)]
     renew: bool,
@@ -96,14 +105,20 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let debian = Debian::new()?;
+    let arch = options.arch.map_or_else(Arch::of_this_machine, Ok)?;
+    let suites = options.suites(arch)?;
+    ensure!(
+        arch.is_native() || options.accel != Some(Accelerator::Kvm),
+        "KVM runs this machine's architecture only"
+    );
+    let debian = Debian::new(arch)?;
     debian.ensure_qemu()?;
-    let folder = workspace::target_dir()?.join("vmtest");
-    let mut files = programs(&folder, !options.no_build)?;
-    if options.wants("lines") {
-        files.push(("lines", lines_of_host(&folder)?));
+    let folder = workspace::target_dir()?.join("vmtest").join(arch.go_name());
+    let mut files = programs(&folder, arch, !options.no_build)?;
+    if options.wants(LINES, arch) {
+        files.push((LINES, lines_of_host(&folder)?));
     }
-    let userland = Userland::new(&files, &debian.tools(options.renew)?, &options.suites()?)?;
+    let userland = Userland::new(&files, &debian.tools(options.renew)?, &suites)?;
 
     let mut outcomes = Vec::new();
     for name in &options.kernels {
@@ -116,7 +131,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             break;
         }
     }
-    for (suite, test, why) in LEFT_OUT.iter().filter(|(suite, ..)| options.wants(suite)) {
+    for (suite, test, why) in LEFT_OUT
+        .iter()
+        .filter(|(suite, ..)| options.wants(suite, arch))
+    {
         println!("left out of {suite}: {test}: {why}");
     }
     conclude(&options.kernels, &outcomes)
@@ -124,7 +142,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 impl Options {
     /// Returns the selected suites, one per line.
-    fn suites(&self) -> Result<String> {
+    fn suites(&self, arch: Arch) -> Result<String> {
         let name = |suite: &str| {
             suite
                 .split([' ', '/'])
@@ -139,7 +157,12 @@ impl Options {
         if let Some(unknown) = unknown {
             bail!("there are no tests {unknown}");
         }
-        let wanted = SUITES.iter().filter(|suite| self.wants(&name(suite)));
+        ensure!(
+            arch.is_native() || !self.only.iter().any(|only| only == LINES),
+            "{LINES} compares with this machine's kernel, which is not of {}",
+            arch.go_name()
+        );
+        let wanted = SUITES.iter().filter(|suite| self.wants(&name(suite), arch));
         let line = |suite: &&str| {
             let left_out = LEFT_OUT.iter().filter(|(of, ..)| *of == name(suite));
             let left_out: String = left_out
@@ -150,8 +173,11 @@ impl Options {
         Ok(wanted.map(line).collect())
     }
 
-    fn wants(&self, suite: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|only| only == suite)
+    fn wants(&self, suite: &str, arch: Arch) -> bool {
+        if self.only.is_empty() {
+            return suite != LINES || arch.is_native();
+        }
+        self.only.iter().any(|only| only == suite)
     }
 }
 
@@ -172,7 +198,7 @@ fn one(
         Ok(kernel) => kernel,
         Err(error) => return Ok(Outcome::Skipped(format!("{name}: SKIPPED: {error:#}"))),
     };
-    let for_ipvs: &[_] = if options.wants("ipvs") {
+    let for_ipvs: &[_] = if options.wants("ipvs", kernel.arch) {
         &[modules::FOR_IPTABLES, modules::FOR_IPVS]
     } else {
         &[]
@@ -183,13 +209,15 @@ fn one(
     fs::write(&initramfs, userland.pack(&plan)?)
         .with_context(|| format!("write {}", initramfs.display()))?;
     let log = folder.join(format!("{name}.log"));
-    let accelerator = options.accel.unwrap_or_else(Accelerator::best);
+    let accelerator = options
+        .accel
+        .unwrap_or_else(|| Accelerator::best(kernel.arch));
     let limit = Duration::from_secs(options.limit);
     step(&format!("test on {}", kernel.release), || {
         qemu::boot(
             accelerator,
             qemu::MEMORY_GIB,
-            &kernel.image,
+            &kernel,
             &initramfs,
             &log,
             limit,
@@ -256,18 +284,24 @@ impl std::fmt::Display for Outcome {
 
 /// Returns the guests' programs as pairs: path in the guest, path on this machine. Builds them, or
 /// uses those of the last run.
-fn programs(folder: &Path, build: bool) -> Result<Vec<(&'static str, PathBuf)>> {
+fn programs(folder: &Path, arch: Arch, build: bool) -> Result<Vec<(&'static str, PathBuf)>> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    let mut other = None;
     if build {
         let toolchain = setup::ensure(Need::Lab)?;
-        build::object(&toolchain, &build::Options::default())?;
+        if arch.is_native() {
+            build::object(&toolchain, &build::Options::default())?;
+        } else {
+            let object = build::object_for(&toolchain, &build::Options::default(), arch)?;
+            other = Some((arch, object));
+        }
     }
     let program = |(path, package, features, kind, name): &Program| {
         // Other builds overwrite cargo's own copy.
         let kept = folder.join(name);
         if build {
             let built = step(&format!("build {name}"), || {
-                link(package, features, kind, name, false)
+                link(package, features, kind, name, false, other.as_ref())
             })?;
             fs::copy(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
         }
@@ -290,8 +324,15 @@ fn lines_of_host(folder: &Path) -> Result<PathBuf> {
 }
 
 /// Links a program statically. Only this last step gets the flags, so that a plain build shares the
-/// earlier steps.
-fn link(package: &str, features: &str, kind: &str, name: &str, release: bool) -> Result<PathBuf> {
+/// earlier steps. Another architecture than this machine's comes with its kernel programs.
+fn link(
+    package: &str,
+    features: &str,
+    kind: &str,
+    name: &str,
+    release: bool,
+    other: Option<&(Arch, PathBuf)>,
+) -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
     cargo.args([
         "rustc",
@@ -304,6 +345,9 @@ fn link(package: &str, features: &str, kind: &str, name: &str, release: bool) ->
     ]);
     cargo.args(["--features", features]);
     cargo.args(release.then_some("--release"));
+    if let Some((arch, object)) = other {
+        arch.choose(&mut cargo, object);
+    }
     cargo.args(["--", "-Ctarget-feature=+crt-static", "-Cstrip=symbols"]);
     let output = cargo
         .stderr(std::process::Stdio::inherit())
@@ -319,4 +363,45 @@ fn link(package: &str, features: &str, kind: &str, name: &str, release: bool) ->
         .filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?)))
         .next_back();
     made.with_context(|| format!("cargo does not say where {name} is"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn suites(arguments: &[&str], arch: Arch) -> Result<String> {
+        Cli::parse_from([&["vmtest"], arguments].concat())
+            .options
+            .suites(arch)
+    }
+
+    #[test]
+    fn lines_are_compared_on_one_architecture() {
+        let foreign = [Arch::Amd64, Arch::Arm64]
+            .into_iter()
+            .find(|arch| !arch.is_native())
+            .unwrap();
+        let native = Arch::of_this_machine().unwrap();
+        let all = suites(&[], native).unwrap();
+        let without = suites(&[], foreign).unwrap();
+        let difference: Vec<_> = all.lines().filter(|line| !without.contains(line)).collect();
+        assert!(
+            matches!(difference.as_slice(), [line] if line.starts_with("lines ")),
+            "{difference:?}"
+        );
+        let error = suites(&["--only", "check,lines"], foreign).unwrap_err();
+        assert!(
+            error.to_string().contains("this machine's kernel"),
+            "{error}"
+        );
+        assert!(suites(&["--only", "lines"], native).is_ok());
+    }
 }

@@ -9,6 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::qemu::Machine;
+use crate::arch::Arch;
 use crate::step::quiet;
 use crate::{shell, workspace};
 
@@ -23,14 +25,6 @@ const KERNEL_SUITES: &[&str] = &[
     "bookworm-security",
     "bullseye-security",
 ];
-/// All packages of the emulator, so that apt changes no other package.
-const QEMU_PACKAGES: &[&str] = &[
-    "qemu-system-x86",
-    "qemu-system-common",
-    "qemu-system-data",
-    "seabios",
-];
-pub(super) const QEMU: &str = "qemu-system-x86_64";
 /// The packages of the guests' tools.
 const TOOLS: &[&str] = &[
     "ethtool",
@@ -53,6 +47,7 @@ const WITH_DEPENDENCIES: &[&str] = &[
 ];
 
 pub(super) struct Kernel {
+    pub(super) arch: Arch,
     /// The release, as `uname -r` prints it.
     pub(super) release: String,
     pub(super) image: PathBuf,
@@ -61,33 +56,40 @@ pub(super) struct Kernel {
 }
 
 pub(super) struct Debian {
+    arch: Arch,
     cache: PathBuf,
 }
 
 impl Debian {
-    pub(super) fn new() -> Result<Self> {
+    pub(super) fn new(arch: Arch) -> Result<Self> {
         let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
         let cache = home
             .context("neither XDG_CACHE_HOME nor HOME says where to keep kernels")?
-            .join("kpx/vmtest");
+            .join("kpx/vmtest")
+            .join(arch.go_name());
         fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
-        Ok(Self { cache })
+        Ok(Self { arch, cache })
     }
 
     /// Installs the emulator if it is missing. Neither removes nor upgrades packages.
     pub(super) fn ensure_qemu(&self) -> Result<()> {
-        if shell::which(QEMU).is_some() {
+        let machine = Machine::of(self.arch);
+        if shell::which(machine.emulator).is_some() {
             return Ok(());
         }
-        let apt = self.apt_of_release()?;
+        let installing = || format!("install {}", machine.emulator);
+        let apt = Self::new(Arch::of_this_machine()?)?
+            .apt_of_release()
+            .with_context(installing)?;
         // Bookworm's own emulator conflicts with the disk image tools of bookworm-backports.
         let from = if codename()? == "bookworm" {
             "/bookworm-backports"
         } else {
             ""
         };
-        let packages = QEMU_PACKAGES
+        let packages = machine
+            .packages
             .iter()
             .map(|name| format!("{name}{from}"))
             .collect::<Vec<_>>();
@@ -131,14 +133,14 @@ impl Debian {
             let apt = self.apt("kernels", KERNEL_SUITES)?;
             self.fetch(&apt, series, &folder)?;
         }
-        Kernel::find(&folder)
+        Kernel::find(self.arch, &folder)
     }
 
     fn fetch(&self, apt: &Apt, series: Option<&str>, folder: &Path) -> Result<()> {
         let names = apt.kernels()?;
         let mut versions: Vec<&str> = names
             .iter()
-            .filter_map(|name| version(name, series))
+            .filter_map(|name| version(name, self.arch, series))
             .collect();
         versions.sort_by_key(|version| Reverse(numbers(version)));
         ensure!(
@@ -149,14 +151,15 @@ impl Debian {
         // A list may name packages that have left the archive.
         let mut errors = Vec::new();
         for version in versions.iter().take(3) {
-            let package = |kind: &str| format!("linux-{kind}-{version}-cloud-amd64");
+            let arch = self.arch.go_name();
+            let package = |kind: &str| format!("linux-{kind}-{version}-cloud-{arch}");
             let fetched = unpack(folder, |part| {
                 apt.fetch(ALONE, &[&package("image")], part)?;
                 // Newer kernels have two packages.
-                if Kernel::find(part).is_err() {
+                if Kernel::find(self.arch, part).is_err() {
                     apt.fetch(ALONE, &[&package("binary"), &package("modules")], part)?;
                 }
-                Kernel::find(part).map(drop)
+                Kernel::find(self.arch, part).map(drop)
             });
             match fetched {
                 Ok(()) => return Ok(()),
@@ -191,10 +194,11 @@ impl Debian {
         fs::write(folder.join("sources.list"), sources.collect::<String>())?;
         let config = folder.join("apt.conf");
         let at = folder.display();
+        let arch = self.arch.go_name();
         fs::write(
             &config,
             format!(
-                "Dir::Etc::sourcelist \"{at}/sources.list\";\nDir::Etc::sourceparts \"/dev/null\";\n\
+                "APT::Architecture \"{arch}\";\nDir::Etc::sourcelist \"{at}/sources.list\";\nDir::Etc::sourceparts \"/dev/null\";\n\
                  Dir::State::lists \"{at}/lists\";\nDir::Cache \"{at}\";\nDir::Cache::archives \"archives\";\n\
                  Dir::Cache::pkgcache \"pkgcache.bin\";\nDir::Cache::srcpkgcache \"srcpkgcache.bin\";\n\
                  Debug::NoLocking \"true\";\nAPT::Sandbox::User \"\";\nAcquire::Languages \"none\";\n\
@@ -206,7 +210,7 @@ impl Debian {
         )?;
         let apt = Apt { config };
         quiet(
-            &format!("fetch Debian's lists for {name}"),
+            &format!("fetch Debian's lists for {name} of {arch}"),
             [apt.command("apt-get", &["update"])],
         )?;
         Ok(apt)
@@ -270,7 +274,7 @@ fn unpack(folder: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
 }
 
 impl Kernel {
-    fn find(folder: &Path) -> Result<Self> {
+    fn find(arch: Arch, folder: &Path) -> Result<Self> {
         let below = |path: &str| {
             let entries = fs::read_dir(folder.join(path))
                 .into_iter()
@@ -294,6 +298,7 @@ impl Kernel {
         let image = images.into_iter().find(|image| image.exists());
         let image = image.with_context(|| format!("no kernel in {}", folder.display()))?;
         Ok(Self {
+            arch,
             release,
             image,
             modules,
@@ -301,11 +306,13 @@ impl Kernel {
     }
 }
 
-/// Returns the version in a package's name, if it is a kernel of that series for virtual machines.
-fn version<'a>(package: &'a str, series: Option<&str>) -> Option<&'a str> {
+/// Returns the version in a package's name, if it is a kernel of that architecture and series for
+/// virtual machines.
+fn version<'a>(package: &'a str, arch: Arch, series: Option<&str>) -> Option<&'a str> {
     let version = package
         .strip_prefix("linux-image-")?
-        .strip_suffix("-cloud-amd64")?;
+        .strip_suffix(arch.go_name())?
+        .strip_suffix("-cloud-")?;
     // A name without a patch level is a metapackage.
     let in_series = match series {
         Some(series) => version.strip_prefix(series)?.starts_with('.'),
@@ -328,7 +335,7 @@ fn codename() -> Result<String> {
         .find_map(|line| line.strip_prefix("VERSION_CODENAME="));
     ensure!(
         text.lines().any(|line| line == "ID=debian"),
-        "this is no Debian: install {QEMU} by hand"
+        "this is no Debian, whose packages guests consist of"
     );
     Ok(codename.context("this Debian has no name")?.to_owned())
 }
@@ -348,16 +355,23 @@ mod tests {
             "linux-image-6.12.117+deb13-cloud-amd64",
             "linux-image-6.12.9+deb13-cloud-amd64",
             "linux-image-cloud-amd64",
+            "linux-image-6.1.0-57-cloud-arm64",
+            "linux-image-6.1.0-57-cloud-arm64-dbg",
+            "linux-image-6.1.0-58-arm64",
+            "linux-image-6.1-cloud-arm64",
         ];
-        let newest = |series| {
+        let newest_of = |arch, series| {
             packages
                 .iter()
-                .filter_map(|name| version(name, series))
+                .filter_map(|name| version(name, arch, series))
                 .max_by_key(|v| numbers(v))
         };
+        let newest = |series| newest_of(Arch::Amd64, series);
         assert_eq!(newest(Some("6.1")), Some("6.1.0-56"));
         assert_eq!(newest(Some("6.12")), Some("6.12.117+deb13"));
         assert_eq!(newest(Some("5.15")), None);
         assert_eq!(newest(None), Some("6.12.117+deb13"));
+        assert_eq!(newest_of(Arch::Arm64, Some("6.1")), Some("6.1.0-57"));
+        assert_eq!(newest_of(Arch::Arm64, Some("6.12")), None);
     }
 }

@@ -16,6 +16,7 @@ use super::modules::{self, Modules};
 use super::qemu::{self, Accelerator, MEMORY_GIB};
 use super::report::Report;
 use super::{Program, link};
+use crate::arch::Arch;
 use crate::setup::{self, Need};
 use crate::step::step;
 use crate::{build, workspace};
@@ -135,7 +136,7 @@ impl Guest {
         qemu::boot(
             accelerator,
             self.memory_gib,
-            &self.kernel.image,
+            &self.kernel,
             &initramfs,
             &log,
             limit,
@@ -160,7 +161,7 @@ pub(super) fn programs(no_build: bool, release: bool) -> Result<Vec<(&'static st
         let kept = folder.join(format!("{SUITE}-{name}"));
         if !no_build {
             let built = step(&format!("build {name}"), || {
-                link(package, features, kind, name, release)
+                link(package, features, kind, name, release, None)
             })?;
             fs::copy(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
         }
@@ -171,7 +172,7 @@ pub(super) fn programs(no_build: bool, release: bool) -> Result<Vec<(&'static st
 
 /// Returns the kernel, and the root directory of the tools.
 pub(super) fn fetch(series: &str) -> Result<(Kernel, PathBuf)> {
-    let debian = Debian::new()?;
+    let debian = Debian::new(Arch::of_this_machine()?)?;
     debian.ensure_qemu()?;
     let kernel = debian
         .kernel(series, false)

@@ -11,17 +11,55 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::debian::QEMU;
+use super::debian::Kernel;
 use super::report::{Guest, Report};
+use crate::arch::Arch;
 
 /// The number of console lines printed if a guest stops early.
 const TAIL: usize = 40;
 /// The kernel's command line, which disables slow features.
-const COMMAND_LINE: &str = "console=ttyS0 loglevel=1 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check net.ifnames=0";
+const COMMAND_LINE: &str = "loglevel=1 panic=-1 mitigations=off nokaslr net.ifnames=0";
 
-/// The processor, without the flags for block copies. Emulated byte by byte, such instructions took
-/// three quarters of a guest's time for loading the kernel programs.
-const PROCESSOR: [&str; 2] = ["-cpu", "max,-erms,-fsrm,-fsrs,-fsrc,-fzrm"];
+/// The emulated machine of an architecture.
+pub(super) struct Machine {
+    pub(super) emulator: &'static str,
+    /// All packages of the emulator, so that apt changes no other package.
+    pub(super) packages: &'static [&'static str],
+    name: &'static str,
+    /// The emulated processor, where the processor itself does not run the guest.
+    processor: &'static str,
+    /// The architecture's part of the kernel's command line.
+    command_line: &'static str,
+}
+
+impl Machine {
+    pub(super) fn of(arch: Arch) -> Self {
+        match arch {
+            Arch::Amd64 => Self {
+                emulator: "qemu-system-x86_64",
+                packages: &[
+                    "qemu-system-x86",
+                    "qemu-system-common",
+                    "qemu-system-data",
+                    "seabios",
+                ],
+                name: "pc",
+                // Without the flags for block copies. Emulated byte by byte, such instructions took
+                // three quarters of a guest's time for loading the kernel programs.
+                processor: "max,-erms,-fsrm,-fsrs,-fsrc,-fzrm",
+                command_line: "console=ttyS0 tsc=reliable no_timer_check",
+            },
+            Arch::Arm64 => Self {
+                emulator: "qemu-system-aarch64",
+                packages: &["qemu-system-arm", "qemu-system-common", "qemu-system-data"],
+                name: "virt",
+                // A processor of today's clouds. It signs no pointers, which costs most to emulate.
+                processor: "neoverse-n1",
+                command_line: "console=ttyAMA0",
+            },
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Accelerator {
@@ -32,9 +70,9 @@ pub(super) enum Accelerator {
 }
 
 impl Accelerator {
-    /// Returns KVM if the processor supports it. On other processors KVM may start without an
-    /// error, but no guest runs.
-    pub(super) fn best() -> Self {
+    /// Returns KVM if the processor supports it for this architecture. On other processors KVM may
+    /// start without an error, but no guest runs.
+    pub(super) fn best(arch: Arch) -> Self {
         let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let has = |flag| {
             flags
@@ -46,7 +84,7 @@ impl Accelerator {
             .write(true)
             .open("/dev/kvm")
             .is_ok();
-        if usable && (has("vmx") || has("svm")) {
+        if usable && arch.is_native() && (has("vmx") || has("svm")) {
             Self::Kvm
         } else {
             Self::Tcg
@@ -56,20 +94,18 @@ impl Accelerator {
     /// Returns the emulator's arguments. Software emulation is slow, and slower on a busy machine.
     /// The guest's clock therefore counts instructions, one per nanosecond, and skips idle time, so
     /// that load on the machine does not exceed the tests' deadlines.
-    fn arguments(self) -> Vec<&'static str> {
+    fn arguments(self, machine: &Machine) -> Vec<&'static str> {
         match self {
-            Self::Tcg => [
-                &[
-                    "-accel",
-                    "tcg,thread=single",
-                    "-icount",
-                    "shift=0,sleep=off",
-                    "-smp",
-                    "1",
-                ],
-                &PROCESSOR[..],
-            ]
-            .concat(),
+            Self::Tcg => vec![
+                "-accel",
+                "tcg,thread=single",
+                "-icount",
+                "shift=0,sleep=off",
+                "-smp",
+                "1",
+                "-cpu",
+                machine.processor,
+            ],
             Self::Kvm => vec!["-accel", "kvm", "-cpu", "host", "-smp", "2"],
         }
     }
@@ -82,23 +118,27 @@ pub(super) const MEMORY_GIB: u32 = 4;
 pub(super) fn boot(
     accelerator: Accelerator,
     memory_gib: u32,
-    kernel: &Path,
+    kernel: &Kernel,
     initramfs: &Path,
     log: &Path,
     limit: Duration,
 ) -> Result<Report> {
-    let mut command = Command::new(QEMU);
-    command.args(accelerator.arguments()).args([
+    let machine = Machine::of(kernel.arch);
+    let mut command = Command::new(machine.emulator);
+    command.args(accelerator.arguments(&machine)).args([
+        "-machine",
+        machine.name,
         "-m",
         &format!("{memory_gib}G"),
         "-nodefaults",
         "-display",
         "none",
     ]);
-    command.args(["-no-reboot", "-serial", "stdio", "-append", COMMAND_LINE]);
+    let command_line = format!("{COMMAND_LINE} {}", machine.command_line);
+    command.args(["-no-reboot", "-serial", "stdio", "-append", &command_line]);
     command
         .arg("-kernel")
-        .arg(kernel)
+        .arg(&kernel.image)
         .arg("-initrd")
         .arg(initramfs);
     command
@@ -106,7 +146,9 @@ pub(super) fn boot(
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let started = Instant::now();
-    let mut child = command.spawn().with_context(|| format!("run {QEMU}"))?;
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("run {}", machine.emulator))?;
     let (sender, lines) = mpsc::channel();
     let console = child.stdout.take().context("the console is piped")?;
     let errors = child

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::icount::{self, Guest};
 use super::qemu::{Accelerator, MEMORY_GIB};
+use crate::arch::Arch;
 use crate::step::step;
 
 #[derive(Parser)]
@@ -67,7 +68,9 @@ pub(crate) struct Measured {
 /// takes long.
 pub(crate) fn run(options: &Options, mut keep: impl FnMut(Measured) -> Result<()>) -> Result<()> {
     let programs = icount::programs(options.no_build, true)?;
-    let accelerator = options.accel.unwrap_or_else(Accelerator::best);
+    let accelerator = options
+        .accel
+        .unwrap_or(Accelerator::best(Arch::of_this_machine()?));
     let mut measure = |series: &String| {
         let (kernel, tools) = icount::fetch(series)?;
         let Options {
