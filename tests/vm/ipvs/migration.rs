@@ -109,8 +109,8 @@ fn walk(base: &ServedLab, web: &Service, dialling: &Dialling) -> Result<()> {
         removed 6 chains of ip6tables-nft's table filter
         removed 5 chains of ip6tables-nft's table nat
         removed 34 ipsets
-        made iptables-nft's rule kpx-keep, which keeps kube-proxy's connections open: kpx cleanup removes it
-        made ip6tables-nft's rule kpx-keep, which keeps kube-proxy's connections open: kpx cleanup removes it
+        made the nftables table ip kpx-keep, which keeps kube-proxy's connections open: kpx cleanup removes it
+        made the nftables table ip6 kpx-keep, which keeps kube-proxy's connections open: kpx cleanup removes it
     "#]]
     .assert_eq(&said(ns, &format!("cleanup --kube-proxy --run-dir {run_dir}"))?);
     expect![[r#"
@@ -140,7 +140,7 @@ fn walk(base: &ServedLab, web: &Service, dialling: &Dialling) -> Result<()> {
         "kpx0 is left"
     );
     ensure!(
-        !ns.exec(&mut Command::new("iptables-nft-save"))?
+        !ns.exec(Command::new("nft").args(["list", "tables"]))?
             .contains("kpx-keep"),
         "kpx-keep is left"
     );

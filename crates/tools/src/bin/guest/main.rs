@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::resource::{Resource, setrlimit};
 
 /// Each line has a name, the required kernel features, a program, and its arguments. The features
 /// are modules, [`TCX`] and [`NETKIT`], comma-separated, or `-`.
@@ -17,6 +18,8 @@ const SUITES: &str = "/etc/suites";
 const NETKIT: &str = "netkit";
 const TCX: &str = "tcx";
 const TCX_SINCE: (u32, u32) = (6, 6);
+/// The limit of open files. The kernel's own is 1024, and tests hold the maps of several loads.
+const OPEN_FILES: u64 = 65_536;
 
 struct Suite<'a> {
     name: &'a str,
@@ -42,6 +45,8 @@ fn main() {
 fn run() -> Result<()> {
     kernel::mount_all()?;
     report(&format!("kernel {}", kernel::release()?));
+    setrlimit(Resource::RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES)
+        .context("raise the limit of open files")?;
     let missing = kernel::load_modules()?;
     let suites = fs::read_to_string(SUITES).with_context(|| format!("read {SUITES}"))?;
     for line in suites.lines() {
