@@ -1,7 +1,7 @@
 //! Computes the stack that a program needs; the kernel reports it only in the verifier's log. Every
 //! stack access has its offset from the frame pointer in the instruction.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use anyhow::{Context, Result};
 use aya_obj::Object;
@@ -38,25 +38,41 @@ pub(super) fn bytes(object: &mut Object) -> Result<BTreeMap<String, u32>> {
             .functions
             .get(&program.function_key())
             .context("a program without instructions")?;
-        Ok((name.clone(), deepest(&function.instructions, 0)))
+        Ok((name.clone(), deepest(&function.instructions)))
     });
     programs.collect()
 }
 
+/// Returns the stack of the whole program.
+fn deepest(program: &[bpf_insn]) -> u32 {
+    let mut starts: Vec<usize> = calls(program, 0).map(|(_, target)| target).collect();
+    starts.push(0);
+    starts.sort_unstable();
+    starts.dedup();
+    with_called(program, &starts, 0, &mut HashMap::new())
+}
+
 /// Returns the stack of the function at `start` with its called functions. The kernel refuses
 /// recursion.
-fn deepest(program: &[bpf_insn], start: usize) -> u32 {
-    let starts: HashSet<usize> = calls(program, 0).map(|(_, target)| target).collect();
-    let len = (start + 1..program.len())
-        .find(|at| starts.contains(at))
-        .unwrap_or(program.len())
-        - start;
-    let body = &program[start..start + len];
+fn with_called(
+    program: &[bpf_insn],
+    starts: &[usize],
+    start: usize,
+    known: &mut HashMap<usize, u32>,
+) -> u32 {
+    if let Some(&stack) = known.get(&start) {
+        return stack;
+    }
+    let next = starts.partition_point(|&other| other <= start);
+    let end = starts.get(next).copied().unwrap_or(program.len());
+    let body = &program[start..end];
     let called = calls(body, start)
-        .map(|(_, target)| deepest(program, target))
+        .map(|(_, target)| with_called(program, starts, target, known))
         .max()
         .unwrap_or(0);
-    frame(body).max(1).next_multiple_of(FRAME) + called
+    let stack = frame(body).max(1).next_multiple_of(FRAME) + called;
+    known.insert(start, stack);
+    stack
 }
 
 /// Returns the calls of other functions among `instructions`, as pairs of indices. The first
@@ -138,6 +154,6 @@ mod tests {
             insn(CALL, 0, 0, 0, 5), // a helper
             insn(EXIT, 0, 0, 0, 0),
         ];
-        assert_eq!(deepest(&program, 0), 32 + 64 + 32);
+        assert_eq!(deepest(&program), 32 + 64 + 32);
     }
 }
