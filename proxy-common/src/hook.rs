@@ -35,16 +35,24 @@ closed! {
     }
 }
 
-/// A program of the slow path, which the hooks' programs call by its place in `SLOW`.
+/// A program of the slow path, which the hooks' programs call by its place in `SLOW`: for packets of
+/// one family, with or without Ethernet header.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlowProgram {
-    Ethernet,
-    Headerless,
+    Ipv4,
+    Ipv6,
+    HeaderlessIpv4,
+    HeaderlessIpv6,
 }
 
 impl SlowProgram {
-    pub const ALL: [Self; 2] = [Self::Ethernet, Self::Headerless];
+    pub const ALL: [Self; 4] = [
+        Self::Ipv4,
+        Self::Ipv6,
+        Self::HeaderlessIpv4,
+        Self::HeaderlessIpv6,
+    ];
 
     pub const fn index(self) -> u32 {
         self as u32
@@ -53,8 +61,10 @@ impl SlowProgram {
     /// Returns the program's name in the BPF object.
     pub const fn program(self) -> &'static str {
         match self {
-            Self::Ethernet => "kpx_slow",
-            Self::Headerless => "kpx_slow_l3",
+            Self::Ipv4 => "kpx_slow4",
+            Self::Ipv6 => "kpx_slow6",
+            Self::HeaderlessIpv4 => "kpx_slow4_l3",
+            Self::HeaderlessIpv6 => "kpx_slow6_l3",
         }
     }
 }
@@ -123,11 +133,15 @@ impl PacketHook {
         }
     }
 
-    /// Returns the program that has the slow path of this hook.
-    pub const fn slow(self) -> SlowProgram {
+    /// Returns the programs that have the slow path of this hook, for IPv4 and for IPv6.
+    pub const fn slow(self) -> [SlowProgram; 2] {
         match self {
-            Self::Ingress | Self::Egress | Self::Anchor | Self::Lo => SlowProgram::Ethernet,
-            Self::HeaderlessIngress | Self::HeaderlessEgress => SlowProgram::Headerless,
+            Self::Ingress | Self::Egress | Self::Anchor | Self::Lo => {
+                [SlowProgram::Ipv4, SlowProgram::Ipv6]
+            }
+            Self::HeaderlessIngress | Self::HeaderlessEgress => {
+                [SlowProgram::HeaderlessIpv4, SlowProgram::HeaderlessIpv6]
+            }
         }
     }
 

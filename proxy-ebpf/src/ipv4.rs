@@ -7,7 +7,7 @@ use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 use proxy_common::flow::{FlowKey, Hook};
 use proxy_common::frontend::FrontendKey;
-use proxy_common::hook::PacketHook;
+use proxy_common::hook::{PacketHook, SlowProgram};
 use proxy_common::share::{PortAndShare, Register};
 
 use crate::established::{self, Head};
@@ -70,6 +70,12 @@ impl Net for Addr4 {
     #[cfg(feature = "log")]
     fn log(self) -> [u8; 4] {
         self.wire().to_ne_bytes()
+    }
+
+    #[inline(always)]
+    fn slow(hook: PacketHook) -> SlowProgram {
+        let [ipv4, _] = hook.slow();
+        ipv4
     }
 
     #[inline(always)]

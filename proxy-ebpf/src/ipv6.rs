@@ -6,7 +6,7 @@ use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
 use proxy_common::flow::{FlowKey, Hook};
 use proxy_common::frontend::FrontendKey;
-use proxy_common::hook::PacketHook;
+use proxy_common::hook::{PacketHook, SlowProgram};
 use proxy_common::share::{PortAndShare, Register};
 
 use crate::established::{self, Head};
@@ -99,6 +99,12 @@ impl Net for Addr6 {
     #[cfg(feature = "log")]
     fn log(self) -> [u8; 16] {
         core::array::from_fn(|n| self.wire()[n / 4].to_ne_bytes()[n % 4])
+    }
+
+    #[inline(always)]
+    fn slow(hook: PacketHook) -> SlowProgram {
+        let [_, ipv6] = hook.slow();
+        ipv6
     }
 
     #[inline(always)]

@@ -142,21 +142,31 @@ pub fn kpx_egress_l3(ctx: TcContext) -> i32 {
 }
 
 #[classifier]
-pub fn kpx_slow(ctx: TcContext) -> i32 {
-    let skb = Skb::new(&ctx);
-    // SAFETY: this is the entry of a tc program, and the only call here. The program that called it
-    // by a tail call has ended.
-    let memory = unsafe { Memory::of_hook() };
-    slow::take(skb, LinkHeader::Ethernet, memory)
+pub fn kpx_slow4(ctx: TcContext) -> i32 {
+    called::<Addr4>(&ctx, LinkHeader::Ethernet)
 }
 
 #[classifier]
-pub fn kpx_slow_l3(ctx: TcContext) -> i32 {
-    let skb = Skb::new(&ctx);
+pub fn kpx_slow6(ctx: TcContext) -> i32 {
+    called::<Addr6>(&ctx, LinkHeader::Ethernet)
+}
+
+#[classifier]
+pub fn kpx_slow4_l3(ctx: TcContext) -> i32 {
+    called::<Addr4>(&ctx, LinkHeader::None)
+}
+
+#[classifier]
+pub fn kpx_slow6_l3(ctx: TcContext) -> i32 {
+    called::<Addr6>(&ctx, LinkHeader::None)
+}
+
+#[inline(always)]
+fn called<A: Forward>(ctx: &TcContext, link: LinkHeader) -> i32 {
     // SAFETY: this is the entry of a tc program, and the only call here. The program that called it
     // by a tail call has ended.
     let memory = unsafe { Memory::of_hook() };
-    slow::take(skb, LinkHeader::None, memory)
+    slow::take::<A>(Skb::new(ctx), link, memory)
 }
 
 #[inline(always)]

@@ -2,7 +2,7 @@
 //! module only to the node's settings and to this CPU's memory.
 //!
 //! Most look-ups of the slow path call a function: for each inlined look-up the kernel moves all
-//! instructions behind it, which took a third of the load time of `kpx_slow`. See [`Find`].
+//! instructions behind it, which took a third of the load time of the slow path. See [`Find`].
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use core::mem::offset_of;

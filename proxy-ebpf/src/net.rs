@@ -16,7 +16,7 @@ use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node};
 use proxy_common::flow::{FlowKey, Hook};
 use proxy_common::frontend::FrontendKey;
-use proxy_common::hook::PacketHook;
+use proxy_common::hook::{PacketHook, SlowProgram};
 use proxy_common::share::Register;
 
 use crate::Action;
@@ -70,6 +70,8 @@ pub trait Net: Addr + Maps {
     #[cfg(feature = "log")]
     fn log(self) -> Self::Logged;
 
+    /// Returns this family's program with the slow path of a hook.
+    fn slow(hook: PacketHook) -> SlowProgram;
     /// Reads the IP header at offset `at`, and its options or extension headers.
     fn read(skb: Skb, at: u32) -> Result<Header<Self>, Reason>;
     /// Reads the usual headers in place. `None` for any other headers: see `established.rs`.

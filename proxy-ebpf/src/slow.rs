@@ -1,9 +1,10 @@
 //! The slow path: the hooks' work for all packets that no fast path has finished.
 //!
-//! One program contains it for all hooks (`kpx_slow`; `kpx_slow_l3` for devices without Ethernet
-//! header), so that a start verifies each of its parts once. The hooks' programs reach it by a tail
-//! call ([`maps::call_slow`]). The kernel empties the program array with the array's last
-//! descriptor or pin. Without a pin (`SPLIT` is 0), each hook's program contains the slow path.
+//! One program of each family contains it for all hooks (`kpx_slow4`, `kpx_slow6`; with `_l3` for
+//! devices without Ethernet header), so that a start verifies each of its parts once. The hooks'
+//! programs reach it by a tail call ([`maps::call_slow`]). The kernel empties the program array with
+//! the array's last descriptor or pin. Without a pin (`SPLIT` is 0), each hook's program contains
+//! the slow path.
 
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::{Event, Reason, Verdict};
@@ -36,7 +37,7 @@ pub fn finish<A: Forward>(
         return action;
     }
     skb.hand_over(hook, &outcome);
-    maps::call_slow(skb, hook.slow());
+    maps::call_slow(skb, A::slow(hook));
     // The array lacks the program.
     let reason = match outcome.result() {
         Err(reason) => reason,
@@ -79,14 +80,10 @@ pub fn leave_all(skb: Skb, link: LinkHeader, hook: PacketHook, memory: Memory) -
 
 /// Handles a packet that a hook's program has handed over by a tail call.
 #[inline(always)]
-pub fn take(skb: Skb, link: LinkHeader, memory: Memory) -> i32 {
-    let Some((hook, outcome)) = skb.handed_over() else {
-        return not_ip(Action::PASS);
-    };
-    match skb.ethertype() {
-        Addr4::ETHERTYPE => run::<Addr4>(skb, link, hook, outcome, memory),
-        Addr6::ETHERTYPE => run::<Addr6>(skb, link, hook, outcome, memory),
-        _ => not_ip(Action::PASS),
+pub fn take<A: Forward>(skb: Skb, link: LinkHeader, memory: Memory) -> i32 {
+    match skb.handed_over() {
+        Some((hook, outcome)) => run::<A>(skb, link, hook, outcome, memory),
+        None => not_ip(Action::PASS),
     }
 }
 

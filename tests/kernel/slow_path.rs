@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use aya::maps::ProgramArray;
-use proxy_common::hook::SlowProgram;
+use proxy_common::hook::{PacketHook, SlowProgram};
 use proxy_common::names::{EGRESS, INGRESS, SLOW};
 use proxy_datapath::open;
 use testbed::test_run::Verdict::{Drop, Pass};
@@ -18,7 +18,9 @@ fn emptied_array_resets_no_connection_until_the_agent_fills_it() -> Result<()> {
         let open_flow = fixture.names.frame("tcp S client:1000 > web:80")?;
         fixture.run(INGRESS, &open_flow)?;
         let mut slow: ProgramArray<_> = open(&fixture.bench.datapath.loaded.maps, SLOW)?;
-        slow.clear_index(&SlowProgram::Ethernet.index())?;
+        for program in PacketHook::Ingress.slow() {
+            slow.clear_index(&program.index())?;
+        }
         // The pod's answer, untranslated, would reset the client's connection.
         let answer = fixture.names.frame("tcp SA pod:8080 > client:1000")?;
         ensure!(fixture.run(EGRESS, &answer)?.verdict == Drop);
@@ -52,7 +54,10 @@ fn kernel_without_tail_calls_gets_the_slow_path_in_each_program() -> Result<()> 
     for fixture in fixtures_of("whole", setup)? {
         let loaded = &fixture.bench.datapath.loaded.programs;
         ensure!(
-            loaded.contains_key(INGRESS) && !loaded.contains_key(SlowProgram::Ethernet.program()),
+            loaded.contains_key(INGRESS)
+                && SlowProgram::ALL
+                    .into_iter()
+                    .all(|slow| !loaded.contains_key(slow.program())),
             "{loaded:?}"
         );
     }

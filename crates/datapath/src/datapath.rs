@@ -1,8 +1,8 @@
 //! The kernel side of a node: loads programs, opens maps, attaches programs to devices.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
-use std::{fmt, iter};
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
@@ -174,9 +174,13 @@ impl Datapath {
 
 impl Options {
     fn programs(&self) -> Vec<&'static str> {
-        let slow = (!self.whole).then(|| SlowProgram::Ethernet.program());
+        let slow = if self.whole {
+            &[][..]
+        } else {
+            &slow_path::COMMON
+        };
         PacketHook::common_programs()
-            .chain(slow)
+            .chain(slow.iter().map(|slow| slow.program()))
             .chain(self.sockets.into_iter().flat_map(sockets::programs))
             .collect()
     }
@@ -328,10 +332,10 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
         verifier::load_all(&mut ebpf, PacketHook::common_programs())?;
     } else {
         // The slow path first: it takes the longest.
-        let slow = SlowProgram::Ethernet;
-        let programs = iter::once(slow.program()).chain(PacketHook::common_programs());
+        let slow = slow_path::COMMON.into_iter().map(SlowProgram::program);
+        let programs = slow.chain(PacketHook::common_programs());
         verifier::load_all(&mut ebpf, programs).context(OfSlowPath)?;
-        slow_path::load(&mut ebpf, slow).context(OfSlowPath)?;
+        slow_path::load(&mut ebpf, slow_path::COMMON).context(OfSlowPath)?;
     }
     if let Some(options) = options.sockets {
         sockets::load(&mut ebpf, options).context(OfSockets)?;

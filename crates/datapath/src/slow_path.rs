@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use aya::maps::{Map, MapData, ProgramArray};
 use aya::util::KernelVersion;
-use proxy_common::hook::SlowProgram;
+use proxy_common::hook::{PacketHook, SlowProgram};
 use proxy_common::names;
 use tracing::debug;
 
@@ -25,20 +25,27 @@ pub(crate) fn may_be_separate() -> bool {
     KernelVersion::current().is_ok_and(|version| version >= FIRST_WITH_TCX)
 }
 
-/// Loads a program of the slow path if it is not loaded, and makes it callable.
-pub(crate) fn load(ebpf: &mut Ebpf, slow: SlowProgram) -> Result<()> {
-    let name = slow.program();
-    let fd = loaded_as(ebpf, name)?.fd()?.try_clone()?;
-    let map = ebpf.map_mut(names::SLOW).context("no map SLOW")?;
-    let mut array: ProgramArray<&mut MapData> = map.try_into().context("map SLOW")?;
-    array
-        .set(slow.index(), &fd, 0)
-        .with_context(|| format!("write {name} to SLOW"))
+/// The programs that every node loads at the start.
+pub(crate) const COMMON: [SlowProgram; 2] = PacketHook::Ingress.slow();
+
+/// Loads those programs of the slow path that are not loaded, and makes all of them callable.
+pub(crate) fn load(ebpf: &mut Ebpf, programs: impl IntoIterator<Item = SlowProgram>) -> Result<()> {
+    for slow in programs {
+        let name = slow.program();
+        let fd = loaded_as(ebpf, name)?.fd()?.try_clone()?;
+        let map = ebpf.map_mut(names::SLOW).context("no map SLOW")?;
+        let mut array: ProgramArray<&mut MapData> = map.try_into().context("map SLOW")?;
+        array
+            .set(slow.index(), &fd, 0)
+            .with_context(|| format!("write {name} to SLOW"))?;
+    }
+    Ok(())
 }
 
 /// Returns true if the hooks' programs call the slow path, and so do not contain it.
 pub(crate) fn is_separate(ebpf: &mut Ebpf) -> Result<bool> {
-    Ok(program(ebpf, SlowProgram::Ethernet.program())?.fd().is_ok())
+    let [slow, _] = COMMON;
+    Ok(program(ebpf, slow.program())?.fd().is_ok())
 }
 
 /// Restores loaded programs in the array after another program has removed them. Packets in between
@@ -46,7 +53,7 @@ pub(crate) fn is_separate(ebpf: &mut Ebpf) -> Result<bool> {
 pub(crate) fn restore(ebpf: &mut Ebpf) -> Result<()> {
     for slow in SlowProgram::ALL {
         if program(ebpf, slow.program())?.fd().is_ok() {
-            load(ebpf, slow)?;
+            load(ebpf, [slow])?;
         }
     }
     Ok(())
