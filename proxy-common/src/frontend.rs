@@ -138,7 +138,7 @@ impl<A: Addr> Frontend<A> {
 /// A set of endpoints: the cluster's or this node's.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Set(u8);
+pub struct Set(pub u8);
 
 impl Set {
     pub const CLUSTER: Self = Self(0);

@@ -9,7 +9,7 @@ use crate::frontend::{Backend, FrontendKey, FrontendKind, Service, Set};
 /// The location of a client.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Origin(u8);
+pub struct Origin(pub u8);
 
 impl Origin {
     /// Another node, or outside the cluster.

@@ -15,13 +15,14 @@ use proxy_common::addr::{Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::device::Node;
 use proxy_common::frontend::{Algorithm, Backend, FrontendKey, FrontendKind, Service, Set};
-use proxy_common::policy::Decision;
+use proxy_common::policy::{Decision, Origin};
 use proxy_common::socket::{
     CONNECTED, Dialled, EVERYWHERE, KEPT_SECS, REFUSES, Side, Socket, SocketKey, UDP,
 };
 
 use crate::clock::now_secs;
 use crate::decide::Dial;
+use crate::global_fn::kpx_any;
 use crate::host::LO;
 use crate::net::Net;
 use crate::socket::client::{Client, Family};
@@ -207,6 +208,10 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     if node.has(Node::DRAINING) || !client.may_dial(&at.addr, node) {
         return DialResult::Left;
     }
+    // Known values would multiply the verifier's work on what follows.
+    let proto = Proto(kpx_any(proto.0.into()) as u8);
+    let origin = Origin(kpx_any(client.origin.0.into()) as u8);
+    let is_bound = kpx_any(is_bound.into()) != 0;
     let port = Port::from_wire(client.cookie as u16);
     let dialling = Dialling {
         client: SockAddr::new(A::of_netns(client.netns), port),
@@ -218,7 +223,7 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
         frontend: FrontendKey::address(A::UNSPECIFIED),
         service: FrontendKey::address(A::UNSPECIFIED),
         kind: FrontendKind::ADDRESS,
-        origin: client.origin,
+        origin,
         set: Set::CLUSTER,
         flags: 0,
         backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
@@ -231,6 +236,7 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
         }
         return refused(reason, &decision);
     }
+    decision.set = Set(kpx_any(decision.set.0.into()) as u8);
     // The source address of its packets is not known yet.
     if decision.kind == FrontendKind::LOAD_BALANCER && service.has(Service::SOURCE_RANGES) {
         return DialResult::Left;
