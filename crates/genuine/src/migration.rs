@@ -49,7 +49,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// The image in the patch of kube-proxy's DaemonSet, and that of an upgrade.
-const IMAGE: &str = concat!("localhost/kpx:", env!("CARGO_PKG_VERSION"));
+pub(crate) const IMAGE: &str = concat!("localhost/kpx:", env!("CARGO_PKG_VERSION"));
 const UPGRADE: &str = "localhost/kpx:upgrade";
 
 fn steps(state: &State, parts: &Parts, run: &mut Run) -> Result<()> {

@@ -103,6 +103,13 @@ pub(crate) fn import(parts: &Parts, node: &str, archive: &std::path::Path) -> Co
     ctr
 }
 
+/// Lists the names of images in a node's containerd.
+pub(crate) fn images(parts: &Parts, node: &str) -> Command {
+    let mut ctr = ctr(parts, node);
+    ctr.args(["images", "list", "--quiet"]);
+    ctr
+}
+
 /// Gives an image of a node's containerd another name.
 pub(crate) fn tag(parts: &Parts, node: &str, image: &str, name: &str) -> Command {
     let mut ctr = ctr(parts, node);

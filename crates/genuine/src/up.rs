@@ -18,6 +18,7 @@ use nix::unistd::Pid;
 
 use crate::command::output;
 use crate::init::Plan;
+use crate::migration::IMAGE;
 use crate::network::{API_PORT, CONTROL4};
 use crate::parts::Parts;
 use crate::state::{State, dir, start_time};
@@ -109,12 +110,7 @@ pub(crate) fn up(options: &Options) -> Result<()> {
         start(options, &parts, &nodes, listener)
     })?;
     step("import images", || {
-        let archives = [Some(&images), options.image.as_ref()];
-        import(
-            &parts,
-            &nodes,
-            &archives.into_iter().flatten().collect::<Vec<_>>(),
-        )
+        import(&parts, &nodes, &images, options.image.as_ref())
     })?;
     step("add kubeadm's objects and the proxy", || {
         until("the API server is ready", || {
@@ -310,7 +306,14 @@ pub(crate) fn name_of(value: impl ValueEnum) -> String {
         .unwrap_or_default()
 }
 
-fn import(parts: &Parts, nodes: &[network::Node], archives: &[&PathBuf]) -> Result<()> {
+/// Imports the cluster's images, and the image in the archive `kpx`, into each node.
+fn import(
+    parts: &Parts,
+    nodes: &[network::Node],
+    images: &PathBuf,
+    kpx: Option<&PathBuf>,
+) -> Result<()> {
+    let archives = [Some(images), kpx];
     let into = |node: &network::Node| {
         until(&format!("containerd of {} runs", node.name), || {
             let mut ctr = Command::new(parts.program("ctr"));
@@ -318,9 +321,18 @@ fn import(parts: &Parts, nodes: &[network::Node], archives: &[&PathBuf]) -> Resu
                 .arg(nodes::containerd_socket(&node.name));
             output(ctr.arg("version")).map(drop)
         })?;
-        for archive in archives {
+        for archive in archives.into_iter().flatten() {
             output(&mut nodes::import(parts, &node.name, archive))?;
         }
+        let Some(image) = kpx else {
+            return Ok(());
+        };
+        let names = output(&mut nodes::images(parts, &node.name))?;
+        ensure!(
+            names.lines().any(|name| name == IMAGE),
+            "--image {}: the archive has no image {IMAGE}, which the manifests name",
+            image.display()
+        );
         Ok(())
     };
     thread::scope(|scope| {
