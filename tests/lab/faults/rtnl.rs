@@ -1,10 +1,10 @@
 //! Another program holds RTNL while devices and endpoints change.
 
 use std::fmt::Write as _;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
 use testbed::agent::{Agent, SERVICE_PORT, Service, wait_until};
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::{EXTERNAL, Family};
@@ -12,7 +12,6 @@ use testbed::rtnl::HeldRtnl;
 
 use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY};
 
-/// Enough devices to keep the agent busy until the test takes the lock.
 const DEVICES: usize = 100;
 
 #[test]
@@ -26,23 +25,14 @@ fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
             "link add burst{nth} type veth peer name away{nth}\nlink set burst{nth} up"
         )?;
     }
-    thread::scope(|scope| {
-        let making = scope.spawn(|| fixture.node().ip(&devices));
-        wait_until(PROMPT, "the first devices are attached", || {
-            Ok(attached(&kpx) > 5)
-        })?;
-        let held = HeldRtnl::hold(kpx.run_dir())?;
-        let before = attached(&kpx);
-        change_backends(&fixture, held_secs()?)?;
-        ensure!(
-            attached(&kpx) <= before + 1 && before < DEVICES,
-            "RTNL kept the agent from nothing"
-        );
-        held.release()?;
-        making
-            .join()
-            .map_err(|_| anyhow!("the thread that makes devices panicked"))?
-    })?;
+    // The agent finds all devices at once, and attaches programs only after the release.
+    kill(kpx.pid(), Signal::SIGSTOP)?;
+    fixture.node().ip(&devices)?;
+    let held = HeldRtnl::hold(kpx.run_dir())?;
+    kill(kpx.pid(), Signal::SIGCONT)?;
+    change_backends(&fixture, held_secs()?)?;
+    ensure!(attached(&kpx) == 0, "RTNL kept the agent from nothing");
+    held.release()?;
     wait_until(PROMPT, "all devices are attached", || {
         Ok(attached(&kpx) >= DEVICES)
     })?;
