@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::link::{Link, is_refused};
 use super::{Page, Shared, lock};
@@ -23,11 +23,12 @@ const LEAST: usize = 1;
 const MOST: usize = 100;
 /// The maximum number of packets that wait for the browser. The nodes count what they cannot send.
 const QUEUE: usize = 256;
-/// The number of nodes that check a query.
-const CHECKS: usize = 3;
 /// The time before a node is asked again that has ended its stream, and between two looks for new
 /// nodes.
 const RETRY: Duration = Duration::from_secs(2);
+
+/// Takes whether a node answers the query.
+type Opened = mpsc::Sender<Result<()>>;
 
 /// The selection of packets, as parameters of a node's `/ui/api/events`.
 pub type EventQuery = Vec<(String, String)>;
@@ -40,19 +41,17 @@ impl Page {
     ) -> Result<impl Stream<Item = Value> + Send + use<>> {
         let shared = Arc::clone(&self.0);
         let (sender, receiver) = mpsc::channel(QUEUE);
-        // The first answer shows whether the query is right. A node may hang, so some are asked.
-        let links = shared.links();
-        let what = what(&query, shared.nodes());
-        let asked = links.iter().take(CHECKS);
-        let mut asked: FuturesUnordered<_> = asked
-            .map(|(_, link)| link.lines(&what, shared.limit))
-            .collect();
-        if let Some(Err(error)) = asked.next().await
+        let (opened, mut first) = mpsc::channel(1);
+        let has_nodes = !shared.links().is_empty();
+        let limit = shared.limit;
+        let tasks = JoinSet::from_iter([follow_all(shared, query, sender, opened)]);
+        // The node that answers first shows whether the query is right.
+        if has_nodes
+            && let Ok(Some(Err(error))) = timeout(limit, first.recv()).await
             && is_refused(&error, 400)
         {
             return Err(error);
         }
-        let tasks = JoinSet::from_iter([follow_all(shared, query, sender)]);
         Ok(stream::unfold(
             (receiver, tasks),
             async |(mut receiver, tasks)| Some((receiver.recv().await?, (receiver, tasks))),
@@ -72,7 +71,12 @@ fn what(query: &EventQuery, nodes: usize) -> String {
 }
 
 /// Follows each node that answers, now or later.
-async fn follow_all(shared: Arc<Shared>, query: EventQuery, sender: mpsc::Sender<Value>) {
+async fn follow_all(
+    shared: Arc<Shared>,
+    query: EventQuery,
+    sender: mpsc::Sender<Value>,
+    opened: Opened,
+) {
     let mut open = FuturesUnordered::new();
     let mut names: Vec<String> = Vec::new();
     loop {
@@ -81,10 +85,11 @@ async fn follow_all(shared: Arc<Shared>, query: EventQuery, sender: mpsc::Sender
         for (name, link) in links {
             if !names.contains(&name) {
                 names.push(name.clone());
-                let (shared, sender, what) = (&shared, &sender, what.clone());
+                let (shared, sender, opened) = (&shared, &sender, &opened);
+                let what = what.clone();
                 open.push(async move {
                     // The node's problem says why it fails.
-                    let _ended = follow(shared, &name, &link, &what, sender).await;
+                    let _ended = follow(shared, &name, &link, &what, sender, opened).await;
                     sleep(RETRY).await;
                     name
                 });
@@ -106,8 +111,19 @@ async fn follow(
     link: &Link,
     what: &str,
     sender: &mpsc::Sender<Value>,
+    opened: &Opened,
 ) -> Result<()> {
-    let mut lines = link.lines(what, shared.limit).await?;
+    // Only the first answer is read.
+    let mut lines = match link.lines(what, shared.limit).await {
+        Ok(lines) => {
+            let _later = opened.try_send(Ok(()));
+            lines
+        }
+        Err(error) => {
+            let _later = opened.try_send(Err(error));
+            return Ok(());
+        }
+    };
     while let Some(line) = lines.next().await? {
         let Some(event) = line.strip_prefix(b"data: ") else {
             continue;
@@ -154,6 +170,7 @@ fn named(shared: &Shared, node: &str, mut event: Value) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
 
     use bytes::Bytes;
@@ -167,6 +184,25 @@ mod tests {
         let limits = [0, 1, 10, 200, 900].map(limit);
         let want = [100, 100, 20, 1, 1].map(|limit| format!("events?limit={limit}"));
         assert_eq!(limits, want);
+    }
+
+    #[tokio::test]
+    async fn query_opens_one_stream_of_each_node() {
+        static OPENED: AtomicUsize = AtomicUsize::new(0);
+        let shared = fake::shared();
+        for node in ["n1", "n2"] {
+            fake::answer(&shared, node, |_| {
+                OPENED.fetch_add(1, Ordering::Relaxed);
+                stream::once(async { Bytes::from_static(b"data: {}\n\n") })
+                    .chain(stream::pending())
+                    .boxed()
+            })
+            .await;
+        }
+        let packets = Page(shared).events(Vec::new()).await.unwrap();
+        let packets: Vec<_> = packets.take(2).collect().await;
+        assert_ne!(packets[0]["node"], packets[1]["node"]);
+        assert_eq!(OPENED.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test]
