@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use proxy_common::counter::{Reason, Verdict};
-use proxy_view::page::{COUNTERS, Digest, Round, RowCounts, RowFailures, Shape, Shaped};
+use proxy_view::page::{COUNTERS, Digest, Round, Row, RowCounts, RowFailures, Shape, Shaped};
 use proxy_view::status::{ProblemStatus, Status};
 use serde::Serialize;
 
@@ -140,13 +140,9 @@ struct Cell {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterRow {
+    /// The Service in the shape of most nodes, with sums.
     #[serde(flatten)]
-    pub shape: Shape,
-    pub flows: u64,
-    pub open_flows: u64,
-    pub counts: [u64; COUNTERS],
-    #[serde(flatten)]
-    pub failures: Option<RowFailures>,
+    pub row: Row,
     /// The number of nodes that serve the Service in this shape.
     pub serving: usize,
     /// The nodes that differ, at most [`NAMED`], and their number.
@@ -447,8 +443,8 @@ impl Merged {
             .map(|(cells, totals)| row(cells, &answering, *totals, settled(now, grace)))
             .collect();
         rows.sort_by(|a, b| {
-            let key = |row: &ClusterRow| (row.shape.namespace.clone(), row.shape.name.clone());
-            key(a).cmp(&key(b))
+            let key = |Row { shape, .. }: &Row| (shape.namespace.clone(), shape.name.clone());
+            key(&a.row).cmp(&key(&b.row))
         });
         // Rollouts leave shapes behind.
         if self.shapes.len() > 2 * self.keys.len() + 1_024 {
@@ -735,10 +731,13 @@ fn row(
         failing.count()
     };
     ClusterRow {
-        flows: number(|counts| counts.0),
-        open_flows: number(|counts| counts.1),
-        counts: totals,
-        failures: (!failing.is_empty()).then_some(sum),
+        row: Row {
+            flows: number(|counts| counts.0),
+            open_flows: number(|counts| counts.1),
+            counts: totals,
+            failures: (!failing.is_empty()).then_some(sum),
+            shape: major.shape.clone(),
+        },
         serving: cells
             .iter()
             .filter(|here| here.known.digest == major.digest && serves(here.node))
@@ -750,7 +749,6 @@ fn row(
             failed: nodes(|failures| failures.failed),
         },
         failing: first(failing),
-        shape: major.shape.clone(),
     }
 }
 

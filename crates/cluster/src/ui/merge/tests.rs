@@ -146,7 +146,7 @@ fn node_that_lags_behind_a_change_differs_after_a_grace() {
     cluster.wait(9);
     assert_eq!(cluster.differ(), "n2: 3/3 ready");
     let row = &cluster.rows()[0];
-    assert_eq!((row.shape.ready, row.serving, row.differing), (2, 2, 1));
+    assert_eq!((row.row.shape.ready, row.serving, row.differing), (2, 2, 1));
     cluster.shapes("n2", &[shape("web", 2)]);
     assert_eq!(cluster.differ(), "");
 }
@@ -253,7 +253,7 @@ fn node_that_rejects_is_named_with_its_rate() {
     let row = &cluster.rows()[0];
     let failing: Vec<_> = row.failing.iter().map(|one| one.node.as_str()).collect();
     assert_eq!(failing, ["n3", "n2"]);
-    assert!((row.failures.unwrap().unserved - 13.5).abs() < 1e-9);
+    assert!((row.row.failures.unwrap().unserved - 13.5).abs() < 1e-9);
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn node_that_does_not_answer_is_named_and_leaves_the_rows() {
 #[test]
 fn counters_hold_what_was_seen_and_never_fall() {
     let mut cluster = Cluster::of(&["n1", "n2"]);
-    let opened = |cluster: &mut Cluster| cluster.rows()[0].counts[0];
+    let opened = |cluster: &mut Cluster| cluster.rows()[0].row.counts[0];
     for (node, before) in [("n1", 1_000), ("n2", 50)] {
         let web = shape("web", 3);
         let counts = RowCounts(0, 0, [before, 0, 0, 0, 0], RowFailures::default());
@@ -338,7 +338,7 @@ fn shape_is_asked_for_once_and_a_lie_stays_its_nodes_own() {
     cluster.merged.take_shapes("n2", &asked, vec![shaped]);
     assert!(cluster.merged.take_round("n3", round(), now).is_empty());
     cluster.wait(10);
-    assert_eq!(cluster.rows()[0].shape, web);
+    assert_eq!(cluster.rows()[0].row.shape, web);
     assert_eq!(cluster.differ(), "n1: 0/3 ready");
 }
 
