@@ -8,7 +8,7 @@ use proxy_common::addr::{Addr, Port, Proto};
 use proxy_common::connect::{Connects, UNIT_NANOS, Votes};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
-use proxy_datapath::{FamilyCounts, Totals};
+use proxy_datapath::{Datagrams, FamilyCounts, Totals};
 
 use crate::fixture::{Fixture, fixtures};
 use crate::policy::external;
@@ -175,6 +175,43 @@ fn refused_datagrams_are_counted_for_service() -> Result<()> {
         ensure!(found.votes == Votes::NONE, "{found:?}");
     }
     Ok(())
+}
+
+#[test]
+fn udp_flows_are_counted_by_outcome() -> Result<()> {
+    for mut fixture in fixtures("udp-outcomes")? {
+        fixture.rows("counts::udp_flows_are_counted_by_outcome/open")?;
+        let found = datagrams(&fixture, 53)?;
+        ensure!(
+            (found.answered, found.unanswered) == (1, 0),
+            "open: {found:?}"
+        );
+        let want = Datagrams {
+            answered: 1,
+            unanswered: 1,
+            refused: 1,
+        };
+        for swept in 0..2 {
+            fixture.bench.datapath.flows.sweep_at(later()?)?;
+            let found = datagrams(&fixture, 53)?;
+            ensure!(found == want, "after {swept} sweeps more: {found:?}");
+        }
+    }
+    Ok(())
+}
+
+fn datagrams(fixture: &Fixture, port: u16) -> Result<Datagrams> {
+    let counts = fixture.bench.datapath.flows.counts()?;
+    let web = fixture.names.addr("web")?;
+    let port = Port::new(port);
+    Ok(match web {
+        IpAddr::V4(web) => counts
+            .v4
+            .datagrams_of(&FrontendKey::new(web.into(), port, Proto::UDP)),
+        IpAddr::V6(web) => counts
+            .v6
+            .datagrams_of(&FrontendKey::new(web.into(), port, Proto::UDP)),
+    })
 }
 
 /// Returns what became of the flows to a port of `web`.

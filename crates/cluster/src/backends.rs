@@ -16,13 +16,14 @@ use crate::answers::{Answers, ask};
 use crate::connect::ConnectArgs;
 use crate::pods::Cluster;
 use crate::select::{self, SelectArgs};
+use crate::sum::add_backend;
 use crate::watch::{WatchArgs, watch};
 
 /// List the endpoints of Services and which of them take traffic on which nodes. Nodes with the
 /// same state share a row.
 ///
-/// NODE is the node that reports, ON the backend's node. FLOWS and FAILED are the sums of the
-/// nodes, CONNECT-P50 and CONNECT-P99 the times of the slowest node. STATE is `silent` if the
+/// NODE is the node that reports, ON the backend's node. FLOWS, FAILED and UDP-ANSWERED are the sums
+/// of the nodes, CONNECT-P50 and CONNECT-P99 the times of the connections of all. STATE is `silent` if the
 /// backend does not answer that node.
 #[derive(Args, Debug)]
 pub(crate) struct BackendsArgs {
@@ -121,6 +122,7 @@ pub(crate) fn text(answers: &Answers<Vec<BackendRow>>, order: BackendOrder, form
             "CONNECT-P50",
             "CONNECT-P99",
             "FAILED",
+            "UDP-ANSWERED",
         ]);
     }
     let all = answers.answered().count();
@@ -167,7 +169,7 @@ fn merged<'a>(
             let known = rows
                 .entry((place, looks, more))
                 .or_insert_with(|| Row::without_numbers(row));
-            known.add(row);
+            add_backend(&mut known.backend.backend, &row.backend);
             known.nodes.push(node);
         }
     }
@@ -177,22 +179,13 @@ fn merged<'a>(
 impl Row<'_> {
     fn without_numbers(row: &BackendRow) -> Self {
         let mut backend = row.clone();
-        (backend.backend.flows, backend.backend.connect) = (0, ConnectView::default());
+        let view = &mut backend.backend;
+        (view.flows, view.open_flows) = (0, 0);
+        (view.connect, view.udp) = (ConnectView::default(), None);
         Self {
             backend,
             nodes: Vec::new(),
         }
-    }
-
-    fn add(&mut self, row: &BackendRow) {
-        let sum = &mut self.backend.backend;
-        let one = &row.backend;
-        let slowest =
-            |one: Option<f64>, other: Option<f64>| one.into_iter().chain(other).reduce(f64::max);
-        sum.flows = sum.flows.saturating_add(one.flows);
-        sum.connect.failed = sum.connect.failed.saturating_add(one.connect.failed);
-        sum.connect.connect_p50 = slowest(sum.connect.connect_p50, one.connect.connect_p50);
-        sum.connect.connect_p99 = slowest(sum.connect.connect_p99, one.connect.connect_p99);
     }
 
     fn cells(&self, all: usize, wide: bool) -> Vec<Cell> {
@@ -226,6 +219,7 @@ impl Row<'_> {
                     .map(|time| cell(latency(time))),
             );
             cells.push(cell(backend.connect.failed));
+            cells.push(cell(backend.udp.unwrap_or_default().text()));
         }
         cells
     }

@@ -16,6 +16,7 @@ mod probe;
 mod select;
 mod services;
 mod status;
+mod sum;
 mod sysdump;
 mod top;
 mod trace;

@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use aya::Ebpf;
 use aya::maps::{HashMap, MapData};
-use proxy_common::addr::{Addr, Addr4, Addr6, SockAddr};
+use proxy_common::addr::{Addr, Addr4, Addr6, Proto, SockAddr};
 use proxy_common::connect::Connects;
-use proxy_common::flow::{EntryKind, Flow};
+use proxy_common::flow::{EntryKind, Flow, Seen};
 use proxy_common::frontend::{FrontendKey, Service};
 use proxy_common::service_counts::{Passed, ServiceCounts};
 
 use super::connects::ConnectLedger;
+use super::datagrams::{ByBackend, DatagramLedger, Datagrams, is_answered};
 use super::flows::{read, remove};
 use super::maps::{FamilyNames, lend, take};
 
@@ -31,6 +32,8 @@ pub struct FamilyCounts<A: Addr> {
     /// The outcomes of recent connections, by service port and backend. The unspecified address
     /// holds the sum of idle backends.
     pub connects: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Connects>>,
+    /// The outcomes of UDP flows, by service port and backend, since the agent started.
+    pub datagrams: ByBackend<A>,
 }
 
 impl<A: Addr> Default for FamilyCounts<A> {
@@ -39,6 +42,7 @@ impl<A: Addr> Default for FamilyCounts<A> {
             ports: BTreeMap::new(),
             flows: BTreeMap::new(),
             connects: BTreeMap::new(),
+            datagrams: BTreeMap::new(),
         }
     }
 }
@@ -53,6 +57,16 @@ impl<A: Addr> FamilyCounts<A> {
             .flat_map(BTreeMap::values);
         backends.fold(Connects::NOTHING, |mut sum, connects| {
             sum += *connects;
+            sum
+        })
+    }
+
+    /// Returns the outcomes of a service port's UDP flows, summed over its backends.
+    pub fn datagrams_of(&self, service: &FrontendKey<A>) -> Datagrams {
+        let backends = self.datagrams.get(service).into_iter();
+        let backends = backends.flat_map(BTreeMap::values);
+        backends.fold(Datagrams::NONE, |mut sum, one| {
+            sum += *one;
             sum
         })
     }
@@ -82,6 +96,10 @@ impl<A: Addr> FamilyCounts<A> {
         let count = backends.entry(opener.backend).or_default();
         count.all += 1;
         count.open += u64::from(!opener.state().is_terminal());
+        if is_answered(opener) {
+            let backends = self.datagrams.entry(opener.service).or_default();
+            backends.entry(opener.backend).or_default().answered += 1;
+        }
     }
 }
 
@@ -145,6 +163,7 @@ pub(super) struct Ledger<A: FamilyNames> {
     /// The traffic of swept flows: to backends, to clients.
     swept: BTreeMap<FrontendKey<A>, (Passed, Passed)>,
     connects: ConnectLedger<A>,
+    datagrams: DatagramLedger<A>,
     /// The result of the last scan. A scan can miss a flow that a program closes during the scan.
     last: BTreeMap<FrontendKey<A>, Totals>,
 }
@@ -154,19 +173,24 @@ impl<A: FamilyNames> Ledger<A> {
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self> {
         let services = lend(ebpf, A::MAPS.services)?;
         let counts = take(ebpf, A::MAPS.service_counts)?;
-        let connects = ConnectLedger::new(ebpf)?;
+        let mut connects = ConnectLedger::new(ebpf)?;
+        let datagrams = DatagramLedger::new(&connects.read()?);
         Ok(Self {
             counts,
             services,
             swept: BTreeMap::new(),
             connects,
+            datagrams,
             last: BTreeMap::new(),
         })
     }
 
-    /// Keeps the counters of a TCP flow that was removed before its backend sent a packet.
-    pub(super) fn close_unanswered(&mut self, flow: &Flow<A>) {
-        self.connects.close_unanswered(flow);
+    /// Keeps the outcome of a removed flow: a TCP flow counts if its backend sent no packet.
+    pub(super) fn close_outcome(&mut self, flow: &Flow<A>, proto: Proto) {
+        if proto == Proto::TCP && !flow.rx.has(Seen::PACKET) {
+            self.connects.close_unanswered(flow);
+        }
+        self.datagrams.close(flow);
     }
 
     /// Keeps the counters of a flow after its original entry was removed.
@@ -198,9 +222,10 @@ impl<A: FamilyNames> Ledger<A> {
         Ok(found)
     }
 
-    /// Raises each number to at least its last value, because the count of a table in use is
-    /// inexact.
+    /// Adds the outcomes of removed UDP flows, and raises each number of traffic to at least its
+    /// last value, because the count of a table in use is inexact.
     pub(super) fn end(&mut self, found: &mut FamilyCounts<A>) {
+        self.datagrams.add_to(&mut found.datagrams);
         for (service, totals) in &mut found.ports {
             if let Some(last) = self.last.get(service) {
                 totals.at_least(last);
@@ -213,6 +238,7 @@ impl<A: FamilyNames> Ledger<A> {
     /// that a program adds at the same time are lost. If the map is full, the counters stay in this
     /// process.
     pub(super) fn settle(&mut self, found: &FamilyCounts<A>, now_secs: u32) -> Result<()> {
+        self.datagrams.settle(&found.connects, now_secs);
         self.connects.settle(&found.connects, now_secs)?;
         for (service, (sent, returned)) in std::mem::take(&mut self.swept) {
             let mut counts = read(&self.counts, &service)?.unwrap_or(ServiceCounts::NOTHING);
@@ -231,6 +257,7 @@ impl<A: FamilyNames> Ledger<A> {
             if !found.flows.contains_key(&service) && read(&self.services, &service)?.is_none() {
                 remove(&mut self.counts, &service)?;
                 self.swept.remove(&service);
+                self.datagrams.remove(&service);
                 self.last.remove(&service);
                 found.ports.remove(&service);
             }

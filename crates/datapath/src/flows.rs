@@ -13,7 +13,7 @@ use crate::sys::map_walk::{Rows, Walk};
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, MapData, MapError};
 use aya::{Ebpf, Pod};
-use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
+use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen, Timeouts};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
@@ -543,9 +543,7 @@ fn close<A: FamilyNames>(
     let is_removed = remove_flow(map, key, flow)?;
     if is_removed {
         ledger.close(flow.service, flow.passed, returned);
-        if key.proto() == Proto::TCP && !flow.rx.has(Seen::PACKET) {
-            ledger.close_unanswered(&flow);
-        }
+        ledger.close_outcome(&flow, key.proto());
     }
     Ok(is_removed)
 }

@@ -23,6 +23,27 @@ pub struct ServiceReading {
     /// The opening packets that were dropped or rejected.
     pub refused: u64,
     pub connects: Connects,
+    /// The outcomes of UDP flows; `None` for a port of another protocol.
+    pub udp: Option<UdpReading>,
+}
+
+/// The outcomes of UDP flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpReading {
+    pub answered: u64,
+    pub unanswered: u64,
+    /// The refused datagrams.
+    pub refused: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ByOutcome<'a>(ByPort<'a>, &'static str);
+
+impl EncodeLabelSet for ByOutcome<'_> {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
+        self.0.encode(encoder)?;
+        [("outcome", self.1)].encode(encoder)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +109,17 @@ pub(super) fn encode(
     count("kpx_service_connect_retransmits", help, |service| {
         service.connects.retransmitted
     })?;
+    let help = "UDP flows to a Service that the backend answered, that ended unanswered, and datagrams that it refused.";
+    let outcomes = services.iter().filter_map(|service| {
+        let udp = service.udp?;
+        let outcomes = [
+            ("answered", udp.answered),
+            ("unanswered", udp.unanswered),
+            ("refused", udp.refused),
+        ];
+        Some(outcomes.map(|(outcome, count)| (ByOutcome(ByPort(service), outcome), count)))
+    });
+    counters(encoder, "kpx_service_udp_flows", help, outcomes.flatten())?;
     let help =
         "Time from the first SYN of a TCP connection to a Service until its backend answered.";
     let name = "kpx_service_connect_duration_seconds";
@@ -152,9 +184,22 @@ mod tests {
             bytes: 6_000,
             refused: 1,
             connects,
+            udp: None,
         };
-        let text = text(vec![reading]);
+        let dns = ServiceReading {
+            service: "dns".to_owned(),
+            port: "53/UDP".to_owned(),
+            udp: Some(UdpReading {
+                answered: 30,
+                unanswered: 4,
+                refused: 2,
+            }),
+            ..reading.clone()
+        };
+        let text = text(vec![reading, dns]);
         let labels = r#"namespace="shop",service="web",port="80/TCP""#;
+        let udp = r#"namespace="shop",service="dns",port="53/UDP""#;
+        assert_eq!(text.matches("kpx_service_udp_flows_total{").count(), 3);
         for line in [
             format!("kpx_service_connections_total{{{labels}}} 7"),
             format!("kpx_service_packets_total{{{labels}}} 60"),
@@ -162,6 +207,9 @@ mod tests {
             format!("kpx_service_refused_total{{{labels}}} 1"),
             format!("kpx_service_connect_failures_total{{{labels}}} 2"),
             format!("kpx_service_connect_retransmits_total{{{labels}}} 4"),
+            format!("kpx_service_udp_flows_total{{{udp},outcome=\"answered\"}} 30"),
+            format!("kpx_service_udp_flows_total{{{udp},outcome=\"unanswered\"}} 4"),
+            format!("kpx_service_udp_flows_total{{{udp},outcome=\"refused\"}} 2"),
             format!("kpx_service_connect_duration_seconds_sum{{{labels}}} 5.12"),
             format!("kpx_service_connect_duration_seconds_count{{{labels}}} 5"),
             format!("kpx_service_connect_duration_seconds_bucket{{le=\"0.000131072\",{labels}}} 3"),

@@ -8,7 +8,9 @@ use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::connect::Connects;
 use proxy_common::frontend::{Backend, Dialled, FrontendKey, FrontendKind, Set};
 
-use crate::{BackendView, ConnectView, FrontendView, NameView, PortCounts, PortView, ServiceView};
+use crate::{
+    BackendView, ConnectView, FrontendView, NameView, PortCounts, PortView, ServiceView, UdpView,
+};
 use proxy_core::compact::{ServicePort, Shared};
 use proxy_core::desired::{ServiceSnapshot, Snapshot};
 use proxy_core::health::Path;
@@ -171,6 +173,7 @@ fn port_view(port: &ServicePort) -> PortView {
         backends: Vec::new(),
         counts: PortCounts::default(),
         connect: ConnectView::default(),
+        udp: None,
         redirected: false,
     }
 }
@@ -230,6 +233,10 @@ impl<A: Addr> FamilyView<'_, A> {
                 }
             }
             count(self.counts, key, &mut view.counts);
+            if key.proto == Proto::UDP {
+                let udp = UdpView::from(self.counts.datagrams_of(key));
+                view.udp = Some(view.udp.unwrap_or_default().plus(&udp));
+            }
             *connects += self.counts.connects_of(key);
             let joined = model::join(&slices, &view.name, key.proto);
             let first = view.backends.len();
@@ -255,6 +262,7 @@ impl<A: Addr> FamilyView<'_, A> {
                         .and_then(|rows| rows.get(&at))
                         .map(Into::into)
                         .unwrap_or_default(),
+                    udp: self.udp(key, &at),
                     way: way.map(str::to_owned),
                     silent: key.proto == Proto::TCP && node.silent.contains(&Path::new(key, &at)),
                     ejected,
@@ -318,6 +326,7 @@ impl<A: Addr> FamilyView<'_, A> {
             flows: flows.all,
             open_flows: flows.open,
             connect: connect.unwrap_or_default(),
+            udp: self.udp(key, &at),
             way: None,
         });
     }
@@ -359,6 +368,13 @@ impl<A: Addr> FamilyView<'_, A> {
             .unwrap_or_default()
     }
 
+    /// Returns the outcomes of a backend's flows; `None` for other protocols than UDP.
+    fn udp(&self, key: &FrontendKey<A>, at: &SockAddr<A>) -> Option<UdpView> {
+        let backends = self.counts.datagrams.get(key);
+        let counts = backends.and_then(|backends| backends.get(at)).copied();
+        (key.proto == Proto::UDP).then(|| counts.unwrap_or_default().into())
+    }
+
     /// Returns the view of a backend without its sets and its flows.
     fn backend(&self, at: SockAddr<A>, endpoint: &Endpoint<'_, A>) -> BackendView {
         let namespace = &self.model.claim.service.namespace;
@@ -388,6 +404,7 @@ impl<A: Addr> FamilyView<'_, A> {
             flows: 0,
             open_flows: 0,
             connect: ConnectView::default(),
+            udp: None,
             way: None,
         }
     }

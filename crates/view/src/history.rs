@@ -70,10 +70,17 @@ pub struct SeriesView {
     pub connect_p50: Vec<Option<f64>>,
     /// The 99th percentile of the connect times, in seconds.
     pub connect_p99: Vec<Option<f64>>,
-    /// The TCP connections per second that the backend refused or left unanswered.
+    /// The TCP connections and UDP datagrams per second that the backend refused or left unanswered.
+    /// Unanswered UDP counts where a backend has answered UDP, and for DNS.
     pub failed: Vec<Option<f64>>,
     /// The SYNs per second that clients retransmitted before an answer.
     pub retransmitted: Vec<Option<f64>>,
+    /// The UDP flows per second that a backend answered.
+    #[serde(default)]
+    pub udp_answered: Vec<Option<f64>>,
+    /// The UDP flows per second that ended without an answer.
+    #[serde(default)]
+    pub udp_unanswered: Vec<Option<f64>>,
 }
 
 /// Returns the first `places` items of a sorted list. What a namespace has beyond a quarter of the

@@ -30,7 +30,7 @@ pub mod select_args;
 pub mod status;
 
 pub use build::{frontend_names, view, views};
-pub use connect::{ConnectView, bucket_bounds, latency, quantile, secs};
+pub use connect::{ConnectView, UdpView, bucket_bounds, latency, quantile, secs};
 pub use event::EventView;
 pub use flow::{FlowService, FlowView, STATES};
 pub use history::{HistoryView, SeriesView, ServiceSeriesView};

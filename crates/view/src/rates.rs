@@ -2,13 +2,14 @@
 //!
 //! A counter that decreased, because the agent restarted, yields a rate of 0.
 
-use crate::{ConnectView, PortCounts, ServiceView, latency};
+use crate::{ConnectView, PortCounts, ServiceView, UdpView, latency};
 
 /// The counts of a Service, on one node or summed over several.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reading {
     pub counts: PortCounts,
     pub connect: ConnectView,
+    pub udp: UdpView,
 }
 
 /// Rates per second. `flows` is the current number of flows.
@@ -36,7 +37,7 @@ pub struct ConnectRates {
     pub p99: Option<f64>,
     /// The connections per second that a backend refused.
     pub refused: f64,
-    /// The connections per second that expired unanswered.
+    /// The connections and UDP flows per second that expired unanswered.
     pub unanswered: f64,
 }
 
@@ -47,6 +48,7 @@ impl Reading {
             sum.plus(&Self {
                 counts: port.counts,
                 connect: port.connect.clone(),
+                udp: port.udp.unwrap_or_default(),
             })
         })
     }
@@ -55,6 +57,7 @@ impl Reading {
     pub fn plus(mut self, other: &Self) -> Self {
         self.counts.add(&other.counts);
         self.connect = self.connect.plus(&other.connect);
+        self.udp = self.udp.plus(&other.udp);
         self
     }
 
@@ -64,6 +67,7 @@ impl Reading {
         Self {
             counts: self.counts.since(&before.counts),
             connect: self.connect.since(&before.connect),
+            udp: self.udp.since(&before.udp),
         }
     }
 }
@@ -72,7 +76,7 @@ impl Rates {
     /// Returns the rates of counts over `secs` seconds.
     pub fn of(change: &Reading, secs: f64) -> Self {
         Self {
-            connect: ConnectRates::of(&change.connect, secs),
+            connect: ConnectRates::of(&change.connect, &change.udp, secs),
             ..Self::of_counts(&change.counts, secs)
         }
     }
@@ -99,13 +103,13 @@ impl Rates {
 
 impl ConnectRates {
     /// Returns the rates of counts over `secs` seconds.
-    pub fn of(change: &ConnectView, secs: f64) -> Self {
+    pub fn of(change: &ConnectView, udp: &UdpView, secs: f64) -> Self {
         Self {
             per_sec: per_second(change.connects, secs),
             p50: change.connect_p50,
             p99: change.connect_p99,
             refused: per_second(change.refused, secs),
-            unanswered: per_second(change.unanswered, secs),
+            unanswered: per_second(change.unanswered.saturating_add(udp.unanswered), secs),
         }
     }
 }

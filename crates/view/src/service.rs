@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::ConnectView;
+use crate::{ConnectView, UdpView};
 
 /// A Service as last seen, with its programmed parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +61,9 @@ pub struct PortView {
     /// Outcomes and durations of TCP connects, summed over both families.
     #[serde(default)]
     pub connect: ConnectView,
+    /// The outcomes of UDP flows, summed over both families; missing for other protocols.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub udp: Option<UdpView>,
     /// True while pods of this node serve the Service by a local redirect.
     #[serde(default)]
     pub redirected: bool,
@@ -111,6 +114,10 @@ pub struct BackendView {
     /// port counts them.
     #[serde(default)]
     pub connect: ConnectView,
+    /// The outcomes of UDP flows; missing for other protocols. After an idle hour only the port
+    /// counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub udp: Option<UdpView>,
     /// True if the backend has recently been unresponsive to this node.
     #[serde(default)]
     pub silent: bool,

@@ -14,7 +14,9 @@ use proxy_view::select_args::SelectArgs;
 /// cluster, `local` under a traffic policy Local. A drained backend has weight 0: it keeps its
 /// flows and gets no new flows. STATE is `silent` if the backend does not answer this node, and
 /// `ejected` if new connections avoid it for that reason. CONNECT-P50 and CONNECT-P99 are the
-/// times within which the backend answered that part of the TCP connections.
+/// times within which the backend answered that part of the TCP connections. UDP-ANSWERED counts
+/// answered UDP flows among those that were answered, ended without an answer or were refused,
+/// since the agent started.
 #[derive(Args, Debug)]
 pub(super) struct BackendsArgs {
     #[command(flatten)]

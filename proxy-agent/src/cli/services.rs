@@ -15,7 +15,8 @@ use proxy_view::{PortCounts, ServiceView};
 ///
 /// CONNECT-P50 and CONNECT-P99 are the median and the 99th percentile of the TCP connect time, for
 /// the slowest port. FAILED counts connections that a backend refused or did not answer, and UDP
-/// datagrams that it refused.
+/// datagrams that it refused. UDP-ANSWERED counts answered UDP flows among those that were
+/// answered, ended without an answer or were refused, since the agent started.
 #[derive(Args, Debug)]
 pub(super) struct ServicesArgs {
     #[command(flatten)]

@@ -8,12 +8,13 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use proxy_view::page::RowFailures;
 use proxy_view::rates::Reading;
-use proxy_view::{BackendView, PortCounts, PortView, ServiceView};
+use proxy_view::{PortCounts, PortView, ServiceView, UdpView};
 use serde::Serialize;
 
 use super::link::is_refused;
 use super::merge::Apart;
 use super::{Page, lock};
+use crate::sum::{add_backend, summed};
 
 /// Time limit for each node: a slow one is left out of this answer.
 const LIMIT: Duration = Duration::from_secs(3);
@@ -41,6 +42,8 @@ pub struct NodeService {
     pub unanswered: u64,
     pub connect_p50: Option<f64>,
     pub connect_p99: Option<f64>,
+    /// The outcomes of UDP flows; missing without a UDP port.
+    pub udp: Option<UdpView>,
     /// The backends that the node avoids or that do not answer it.
     pub avoided: Vec<SocketAddr>,
     /// What the node differs in from most nodes.
@@ -104,6 +107,7 @@ impl NodeService {
             unanswered: 0,
             connect_p50: None,
             connect_p99: None,
+            udp: None,
             avoided: Vec::new(),
             differs: None,
             failures: RowFailures::default(),
@@ -112,7 +116,12 @@ impl NodeService {
 
     fn of(node: &str, service: &ServiceView) -> Self {
         let (in_use, total) = service.backends_in_use();
-        let Reading { counts, connect } = Reading::of(service);
+        let Reading {
+            counts,
+            connect,
+            udp,
+        } = Reading::of(service);
+        let has_udp = service.ports.iter().any(|port| port.udp.is_some());
         let backends = service.ports.iter().flat_map(|port| &port.backends);
         let avoided = backends.filter(|backend| backend.silent || backend.is_ejected());
         Self {
@@ -123,6 +132,7 @@ impl NodeService {
             unanswered: connect.unanswered,
             connect_p50: connect.connect_p50,
             connect_p99: connect.connect_p99,
+            udp: has_udp.then_some(udp),
             avoided: avoided.map(|backend| backend.address).collect(),
             ..Self::without(node, "serves")
         }
@@ -150,6 +160,7 @@ fn merged(sum: Option<ServiceView>, mut view: ServiceView) -> ServiceView {
 fn add_port(sum: &mut PortView, port: PortView) {
     sum.counts.add(&port.counts);
     sum.connect = sum.connect.plus(&port.connect);
+    sum.udp = summed(sum.udp, port.udp);
     sum.redirected |= port.redirected;
     let known = sum.backends.iter().enumerate();
     let places: HashMap<_, _> = known.map(|(place, one)| (one.address, place)).collect();
@@ -159,17 +170,6 @@ fn add_port(sum: &mut PortView, port: PortView) {
             None => sum.backends.push(backend),
         }
     }
-}
-
-fn add_backend(sum: &mut BackendView, backend: &BackendView) {
-    sum.flows = sum.flows.saturating_add(backend.flows);
-    sum.open_flows = sum.open_flows.saturating_add(backend.open_flows);
-    sum.connect = sum.connect.plus(&backend.connect);
-    sum.in_cluster_set |= backend.in_cluster_set;
-    sum.in_local_set |= backend.in_local_set;
-    sum.in_redirect_set |= backend.in_redirect_set;
-    sum.silent |= backend.silent;
-    sum.ejected |= backend.is_ejected();
 }
 
 #[cfg(test)]
@@ -189,11 +189,13 @@ mod tests {
                 })
             })
             .collect();
+        let udp = json!({"answered": 9, "unanswered": 1, "refused": 0});
         let counts = json!({
             "flowsOpened": 7, "flows": 2, "packets": 1, "bytes": 1, "packetsReturned": 1, "bytesReturned": 1, "refused": 0,
         });
         let port = json!({
             "name": "", "protocol": "TCP", "port": 80, "nodePort": null, "frontends": [], "backends": backends, "counts": counts,
+            "udp": udp,
         });
         serde_json::from_value(json!({
             "namespace": "shop", "name": "web", "type": "ClusterIP", "created": null, "clusterIps": ["10.96.0.1"],
@@ -214,6 +216,8 @@ mod tests {
         let sum = views.into_iter().fold(None, add).unwrap();
         let port = &sum.ports[0];
         assert_eq!((port.counts.flows_opened, port.counts.flows), (14, 4));
+        assert_eq!(port.udp.map(|udp| udp.text()).as_deref(), Some("18/20"));
+        assert_eq!(of_second.udp.map(|udp| udp.unanswered), Some(1));
         let backends: Vec<_> = port
             .backends
             .iter()

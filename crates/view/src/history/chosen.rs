@@ -9,8 +9,10 @@
 use std::collections::BTreeMap;
 
 use crate::PortSums;
+use proxy_common::addr::Proto;
 use proxy_core::input::ObjectName;
-use proxy_metrics::ServiceReading;
+use proxy_datapath::Datagrams;
+use proxy_metrics::{ServiceReading, UdpReading};
 
 use super::kept::{Sums, Traffic};
 
@@ -102,6 +104,7 @@ impl Chosen {
         let of_ports = self.ports.iter().map(|port| {
             let sums = Sums::of(port);
             reading(
+                port.proto == Proto::UDP,
                 port.service.namespace.to_string(),
                 port.service.name.to_string(),
                 format!("{}/{}", port.port, port.proto.to_string().to_uppercase()),
@@ -111,18 +114,35 @@ impl Chosen {
         let others = self
             .others
             .iter()
-            .map(|sums| reading(String::new(), OTHER.to_owned(), String::new(), sums));
+            .map(|sums| reading(true, String::new(), OTHER.to_owned(), String::new(), sums));
         of_ports.chain(others).collect()
     }
 }
 
 fn reading(
+    has_udp: bool,
     namespace: String,
     service: String,
     port: String,
-    Sums { counts, connects }: &Sums,
+    sums: &Sums,
 ) -> ServiceReading {
+    let Sums {
+        counts,
+        connects,
+        datagrams,
+        ..
+    } = sums;
+    let Datagrams {
+        answered,
+        unanswered,
+        refused,
+    } = *datagrams;
     ServiceReading {
+        udp: has_udp.then_some(UdpReading {
+            answered,
+            unanswered,
+            refused,
+        }),
         namespace,
         service,
         port,

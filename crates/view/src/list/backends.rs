@@ -154,6 +154,7 @@ impl Listed for BackendRow {
                 "CONNECT-P50",
                 "CONNECT-P99",
                 "FAILED",
+                "UDP-ANSWERED",
                 "READY",
                 "SERVING",
                 "TERMINATING",
@@ -183,6 +184,7 @@ impl Listed for BackendRow {
             cells
                 .extend([connect.connect_p50, connect.connect_p99].map(|time| cell(latency(time))));
             cells.push(cell(connect.failed));
+            cells.push(cell(backend.udp.unwrap_or_default().text()));
             cells.extend(
                 [backend.ready, backend.serving, backend.terminating]
                     .map(|condition| cell(yes(condition))),

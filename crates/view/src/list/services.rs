@@ -7,7 +7,13 @@ use comfy_table::Cell;
 use super::Listed;
 use crate::object_name::full_name;
 use crate::output::{NONE, Narrow, cell, list, red, yellow};
-use crate::{ConnectView, PortView, ServiceView, age, latency};
+use crate::{ConnectView, PortView, ServiceView, UdpView, age, latency};
+
+/// Returns the outcomes of all UDP ports.
+fn udp(service: &ServiceView) -> UdpView {
+    let ports = service.ports.iter().filter_map(|port| port.udp);
+    ports.fold(UdpView::default(), |sum, udp| sum.plus(&udp))
+}
 
 impl Listed for ServiceView {
     const NARROW: Narrow<'static> = Narrow {
@@ -33,6 +39,7 @@ impl Listed for ServiceView {
                 "CONNECT-P50",
                 "CONNECT-P99",
                 "FAILED",
+                "UDP-ANSWERED",
                 "POLICY",
                 "AFFINITY",
                 "ALGORITHM",
@@ -86,6 +93,7 @@ impl Listed for ServiceView {
                         .map(|port| port.connect.failed)
                         .sum::<u64>(),
                 ),
+                cell(udp(self).text()),
                 cell(policies(self)),
                 cell(
                     self.affinity_secs

@@ -125,7 +125,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("bpf-dir", Dir, Kpx("bpfDir"), "Folder in a BPF file system for the maps and links that outlive the agent"),
     flag("cleanup-on-exit", Switch, Kpx("cleanupOnExit"), "Remove everything from this host when the agent exits. By default Services stay reachable in their last known state, as restarts and upgrades need; host mode cleans up by default"),
     flag("ui", Switch, Kpx("ui"), "Serve the web page at /ui/ on --metrics-bind-address"),
-    flag("service-metrics", IntegerOr("500"), Kpx("serviceMetrics"), "Export per-port metrics for at most N Service ports, 17 series each, and the sum of the others; without a value 500"),
+    flag("service-metrics", IntegerOr("500"), Kpx("serviceMetrics"), "Export per-port metrics for at most N Service ports, up to 20 series each, and the sum of the others; without a value 500"),
     flag("monitor-history", IntegerOr("10000"), Kpx("monitorHistory"), "Keep the last N packets that opened flows and the last N that were dropped or rejected, for `kpx monitor --since`; without a value 10,000, at most 100,000. Each takes under 1 KiB, and the programs then report every such packet"),
     flag("bpf-stats", Switch, Kpx("bpfStats"), "Let the kernel measure run count and run time of the programs, for /metrics. Each run then takes some tens of nanoseconds more"),
 

@@ -56,6 +56,7 @@ fn port(service: &str, port: u16, flows_opened: u64, rejected: u64) -> PortSums 
             ..PortCounts::default()
         },
         connects: proxy_common::connect::Connects::NOTHING,
+        datagrams: proxy_datapath::Datagrams::NONE,
     }
 }
 

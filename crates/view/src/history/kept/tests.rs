@@ -33,6 +33,7 @@ fn ports(services: &[(&str, u64, u64, u64)]) -> Vec<PortSums> {
             ..PortCounts::default()
         },
         connects: connects(flows_opened),
+        datagrams: Datagrams::NONE,
     };
     services.iter().map(port).collect()
 }
@@ -241,4 +242,41 @@ fn namespace_with_many_failing_services_leaves_places_to_others() {
     let failing = failing(&points);
     assert_eq!(failing.len(), SERVICES);
     assert!(failing.contains_key(&quiet));
+}
+
+/// The counters of a UDP port: answered and unanswered flows.
+fn udp(port: u16, answered: u64, unanswered: u64) -> PortSums {
+    PortSums {
+        service: name("udp"),
+        port,
+        proto: Proto::UDP,
+        counts: PortCounts {
+            flows_opened: answered + unanswered,
+            ..PortCounts::default()
+        },
+        connects: Connects::NOTHING,
+        datagrams: Datagrams {
+            answered,
+            unanswered,
+            refused: 0,
+        },
+    }
+}
+
+#[test]
+fn unanswered_udp_fails_where_clients_expect_answers() {
+    for (port, answered, failed) in [(514, 0, None), (53, 0, Some(0.5)), (8125, 10, Some(0.5))] {
+        let (mut kept, at) = (Kept::default(), Instant::now());
+        let time = Timestamp::UNIX_EPOCH;
+        kept.take(at, time, Traffic::of(&[udp(port, 0, 1)]));
+        let later = at + Duration::from_secs(10);
+        kept.take(later, time, Traffic::of(&[udp(port, answered, 6)]));
+        let found = kept.failing().get(&name("udp")).map(|fails| fails.failed);
+        assert_eq!(found, failed, "port {port}");
+        let total = kept.view(None).total;
+        assert_eq!(total.udp_unanswered, [Some(0.5)], "port {port}");
+        #[expect(clippy::cast_precision_loss, reason = "a small number")]
+        let rate = answered as f64 / 10.0;
+        assert_eq!(total.udp_answered, [Some(rate)], "port {port}");
+    }
 }

@@ -1,0 +1,288 @@
+//! Counts what became of each service port's UDP flows, by backend.
+//!
+//! UDP has no connects, so the programs count only the datagrams that a backend refused. The agent
+//! derives the rest from the flow table: a flow is answered once it has a packet of its backend, and
+//! unanswered if it ends without one. The counts begin with the agent.
+
+use std::collections::BTreeMap;
+
+use proxy_common::addr::{Addr, Port, Proto, SockAddr};
+use proxy_common::connect::Connects;
+use proxy_common::flow::{Flow, Seen};
+use proxy_common::frontend::FrontendKey;
+
+/// The idle time in seconds after which only the service port keeps a backend's counts.
+const IDLE_SECS: u32 = 3_600;
+/// The time in seconds within which the flow of a refused datagram ends.
+const REFUSED_SECS: u32 = 120;
+
+/// The outcomes of UDP flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Datagrams {
+    /// The flows that their backend answered, in the table and ended.
+    pub answered: u64,
+    /// The flows that ended without an answer and without a refusal.
+    pub unanswered: u64,
+    /// The datagrams that a backend refused before it had answered.
+    pub refused: u64,
+}
+
+impl Datagrams {
+    pub const NONE: Self = Self {
+        answered: 0,
+        unanswered: 0,
+        refused: 0,
+    };
+
+    /// Returns the counts since `before`. A count that decreased, because the agent restarted, is
+    /// 0.
+    #[must_use]
+    pub const fn since(&self, before: &Self) -> Self {
+        Self {
+            answered: self.answered.saturating_sub(before.answered),
+            unanswered: self.unanswered.saturating_sub(before.unanswered),
+            refused: self.refused.saturating_sub(before.refused),
+        }
+    }
+}
+
+impl std::ops::AddAssign for Datagrams {
+    fn add_assign(&mut self, other: Self) {
+        self.answered = self.answered.saturating_add(other.answered);
+        self.unanswered = self.unanswered.saturating_add(other.unanswered);
+        self.refused = self.refused.saturating_add(other.refused);
+    }
+}
+
+/// The outcomes of each service port, by backend. The unspecified address has those of idle
+/// backends.
+pub type ByBackend<A> = BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Datagrams>>;
+
+type Connected<A> = BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Connects>>;
+
+/// Returns true if an original entry is a UDP flow of a service port with an answer.
+pub(super) fn is_answered<A: Addr>(opener: &Flow<A>) -> bool {
+    opener.service.proto == Proto::UDP && opener.rx.has(Seen::PACKET)
+}
+
+/// The outcomes of ended flows.
+#[derive(Debug)]
+pub(super) struct DatagramLedger<A: Addr> {
+    rows: BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Row>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Row {
+    counts: Datagrams,
+    /// The last value of the programs' counter.
+    refused: u64,
+    /// The refusals whose flows have yet to end.
+    pending: u64,
+    refused_secs: u32,
+    last_secs: u32,
+    /// The flows that ended without an answer since the last call of [`DatagramLedger::settle`].
+    ended: u64,
+    answered: u64,
+}
+
+impl<A: Addr> DatagramLedger<A> {
+    /// Takes the programs' counters as the beginning.
+    pub(super) fn new(connects: &Connected<A>) -> Self {
+        let mut ledger = Self {
+            rows: BTreeMap::new(),
+        };
+        for (service, at, refused) in refusals(connects) {
+            ledger.row(service, at).refused = refused;
+        }
+        ledger
+    }
+
+    fn row(&mut self, service: FrontendKey<A>, at: SockAddr<A>) -> &mut Row {
+        self.rows.entry(service).or_default().entry(at).or_default()
+    }
+
+    /// Keeps the outcome of a removed flow.
+    pub(super) fn close(&mut self, flow: &Flow<A>) {
+        if flow.service.proto != Proto::UDP || flow.service.addr.is_unspecified() {
+            return;
+        }
+        let at = SockAddr::new(flow.backend.addr, flow.backend.port);
+        let is_answered = is_answered(flow);
+        let row = self.row(flow.service, at);
+        if is_answered {
+            row.answered += 1;
+        } else {
+            row.ended += 1;
+        }
+    }
+
+    /// Counts the flows that ended since the last call, and the programs' refusals. A refused flow
+    /// ends without an answer too, and counts once.
+    pub(super) fn settle(&mut self, connects: &Connected<A>, now_secs: u32) {
+        for (service, at, refused) in refusals(connects) {
+            let row = self.row(service, at);
+            let more = refused.saturating_sub(row.refused);
+            row.refused = refused;
+            if more > 0 {
+                row.counts.refused += more;
+                row.pending += more;
+                (row.refused_secs, row.last_secs) = (now_secs, now_secs);
+            }
+        }
+        for (service, backends) in &mut self.rows {
+            let rest = SockAddr::new(A::UNSPECIFIED, Port::ANY);
+            let mut idle = Datagrams::NONE;
+            backends.retain(|at, row| {
+                row.settle(now_secs);
+                // A row of the programs must be known, or its counter would count again.
+                let is_kept = *at == rest
+                    || now_secs.saturating_sub(row.last_secs) <= IDLE_SECS
+                    || counted(connects, service, at) > 0;
+                if !is_kept {
+                    idle += row.counts;
+                }
+                is_kept
+            });
+            if idle != Datagrams::NONE {
+                backends.entry(rest).or_default().counts += idle;
+            }
+        }
+    }
+
+    /// Adds the outcomes of removed flows to those of the flows in the table.
+    pub(super) fn add_to(&self, found: &mut ByBackend<A>) {
+        for (service, backends) in &self.rows {
+            let found = found.entry(*service).or_default();
+            for (at, row) in backends {
+                let counts = found.entry(*at).or_default();
+                *counts += row.counts;
+                // Not settled yet, and no longer in the table.
+                counts.answered += row.answered;
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, service: &FrontendKey<A>) {
+        self.rows.remove(service);
+    }
+}
+
+impl Row {
+    fn settle(&mut self, now_secs: u32) {
+        if now_secs.saturating_sub(self.refused_secs) > REFUSED_SECS {
+            self.pending = 0;
+        }
+        if self.ended + self.answered > 0 {
+            self.last_secs = now_secs;
+        }
+        let refused = self.ended.min(self.pending);
+        self.pending -= refused;
+        self.counts.unanswered += self.ended - refused;
+        self.counts.answered += self.answered;
+        (self.ended, self.answered) = (0, 0);
+    }
+}
+
+/// Returns the programs' counter of refusals.
+fn counted<A: Addr>(connects: &Connected<A>, service: &FrontendKey<A>, at: &SockAddr<A>) -> u64 {
+    let row = connects.get(service).and_then(|rows| rows.get(at));
+    row.map_or(0, |row| row.refused)
+}
+
+fn refusals<A: Addr>(
+    connects: &Connected<A>,
+) -> impl Iterator<Item = (FrontendKey<A>, SockAddr<A>, u64)> {
+    let of_udp = connects
+        .iter()
+        .filter(|(service, _)| service.proto == Proto::UDP);
+    of_udp.flat_map(|(service, backends)| {
+        let backends = backends.iter();
+        backends
+            .filter(|(at, row)| row.refused > 0 && !at.addr.is_unspecified())
+            .map(|(at, row)| (*service, *at, row.refused))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use proxy_common::addr::Addr4;
+
+    use super::*;
+
+    fn at(port: u16) -> SockAddr<Addr4> {
+        SockAddr::new(Addr4::from(Ipv4Addr::new(10, 0, 0, 1)), Port::new(port))
+    }
+
+    fn dns() -> FrontendKey<Addr4> {
+        FrontendKey::new(
+            Addr4::from(Ipv4Addr::new(10, 96, 0, 10)),
+            Port::new(53),
+            Proto::UDP,
+        )
+    }
+
+    fn flow(rx: Seen) -> Flow<Addr4> {
+        let mut flow = Flow::new(at(1), at(2), at(53), at(1), 0, 0);
+        (flow.service, flow.rx) = (dns(), rx);
+        flow
+    }
+
+    fn connects(refused: u64) -> BTreeMap<FrontendKey<Addr4>, BTreeMap<SockAddr<Addr4>, Connects>> {
+        let mut row = Connects::NOTHING;
+        row.refused = refused;
+        BTreeMap::from([(dns(), BTreeMap::from([(at(53), row)]))])
+    }
+
+    fn counts(ledger: &DatagramLedger<Addr4>, at: SockAddr<Addr4>) -> [u64; 3] {
+        let mut found = BTreeMap::new();
+        ledger.add_to(&mut found);
+        let of_dns = found.get(&dns()).and_then(|backends| backends.get(&at));
+        let counts = of_dns.copied().unwrap_or_default();
+        [counts.answered, counts.unanswered, counts.refused]
+    }
+
+    #[test]
+    fn flow_counts_once_as_answered_unanswered_or_refused() {
+        // Five refusals were there before the agent.
+        let mut ledger = DatagramLedger::new(&connects(5));
+        ledger.close(&flow(Seen::PACKET));
+        assert_eq!(counts(&ledger, at(53)), [1, 0, 0], "before it is settled");
+        ledger.close(&flow(Seen::NOTHING));
+        ledger.settle(&connects(5), 100);
+        assert_eq!(counts(&ledger, at(53)), [1, 1, 0]);
+        // The two refused flows end later, together with a silent one.
+        ledger.settle(&connects(7), 110);
+        assert_eq!(counts(&ledger, at(53)), [1, 1, 2]);
+        for _ in 0..3 {
+            ledger.close(&flow(Seen::NOTHING));
+        }
+        ledger.settle(&connects(7), 140);
+        assert_eq!(counts(&ledger, at(53)), [1, 2, 2]);
+        // A client that repeats its datagram is refused more often than it has flows.
+        ledger.settle(&connects(9), 150);
+        ledger.close(&flow(Seen::NOTHING));
+        ledger.settle(&connects(9), 180);
+        assert_eq!(counts(&ledger, at(53)), [1, 2, 4]);
+        ledger.settle(&connects(9), 300);
+        ledger.close(&flow(Seen::NOTHING));
+        ledger.settle(&connects(9), 310);
+        assert_eq!(counts(&ledger, at(53)), [1, 3, 4], "silent, not refused");
+    }
+
+    #[test]
+    fn idle_backends_share_a_row() {
+        let mut ledger = DatagramLedger::new(&BTreeMap::new());
+        ledger.close(&flow(Seen::PACKET));
+        ledger.settle(&BTreeMap::new(), 10);
+        ledger.settle(&BTreeMap::new(), 10 + IDLE_SECS);
+        assert_eq!(counts(&ledger, at(53)), [1, 0, 0]);
+        ledger.settle(&BTreeMap::new(), 11 + IDLE_SECS);
+        let rest = SockAddr::new(Addr4::UNSPECIFIED, Port::ANY);
+        assert_eq!(counts(&ledger, at(53)), [0, 0, 0]);
+        assert_eq!(counts(&ledger, rest), [1, 0, 0]);
+        ledger.remove(&dns());
+        assert_eq!(counts(&ledger, rest), [0, 0, 0]);
+    }
+}
