@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod fake;
+mod history;
 mod link;
 mod live;
 mod merge;
@@ -29,6 +30,7 @@ use link::Link;
 use merge::Merged;
 use names::Names;
 
+pub use history::ClusterHistory;
 pub use live::EventQuery;
 pub use merge::{ClusterRow, ClusterStatus};
 pub use names::Whose;

@@ -58,6 +58,7 @@ fn router(page_: Page) -> Router {
         .route("/ui/api/status", get(status))
         .route("/ui/api/rows", get(rows))
         .route("/ui/api/service", get(service))
+        .route("/ui/api/history", get(history))
         .route("/ui/api/trace", get(trace))
         .route("/ui/api/reasons", get(reasons))
         .route("/ui/api/events", get(events))
@@ -105,6 +106,24 @@ async fn service(
         Some(service) => Json(service).into_response(),
         None => (StatusCode::NOT_FOUND, "no such Service\n").into_response(),
     }
+}
+
+/// The Service whose history is wanted too, as `NAMESPACE/NAME`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    service: Option<String>,
+}
+
+async fn history(
+    State(Served { page, rooms }): State<Served>,
+    Query(Wanted { service }): Query<Wanted>,
+) -> Response {
+    let _room = match rooms.wholes.enter() {
+        Ok(room) => room,
+        Err(full) => return full.into_response(),
+    };
+    Json(page.history(service.as_deref()).await).into_response()
 }
 
 /// A trace's client and destination, in the notation of `kubectl kpx trace`.

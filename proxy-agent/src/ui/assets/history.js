@@ -7,30 +7,47 @@ import { WINDOW_MS } from "./rates.js";
 
 /** The time between two readings of all histories: the agent adds a point every ten seconds. */
 const PERIOD_MS = 30_000;
+/** The time before the next attempt while no node of the cluster answers. */
+const RETRY_MS = 2_000;
 
-const kept = { total: null, services: new Map(), times: [], asked: -Infinity, isServed: !IS_CLUSTER };
+/** The page of a cluster reads the history of one Service, whose `key` is open, beside the total. */
+const kept = { total: null, services: new Map(), nodes: new Map(), times: [], asked: -Infinity, key: "", isServed: true };
 
 /** The difference between the node's clock and this one's, in milliseconds. */
 let ahead = 0;
 
-/** Reads the histories again when it is time to. An agent without them leaves the page with its own readings. */
-export async function readHistory() {
-  if (!kept.isServed || performance.now() - kept.asked < PERIOD_MS) return;
-  kept.asked = performance.now();
+/** Reads the histories again when it is time to, or when another Service of a cluster is open. An agent without them leaves the page with its own readings. */
+export async function readHistory(key = "") {
+  const isOther = IS_CLUSTER && kept.key !== key;
+  if (!kept.isServed || (!isOther && performance.now() - kept.asked < PERIOD_MS)) return;
+  Object.assign(kept, { asked: performance.now(), key });
   try {
-    take(await ask("history"));
+    const found = await ask(IS_CLUSTER && key ? `history?${new URLSearchParams({ service: key })}` : "history");
+    if (kept.key === key) take(found);
   } catch (error) {
     kept.isServed = error.status !== 404;
   }
 }
 
-function take({ stepSecs, end, points, total, services }) {
-  if (!end) return;
+function take({ stepSecs, end, points, total, services, nodes = [] }) {
+  if (!end) {
+    if (IS_CLUSTER) kept.asked += RETRY_MS - PERIOD_MS;
+    return;
+  }
   ahead = Math.min(Math.max(ahead, Date.parse(end) - Date.now()), 3_600_000);
   const last = performance.now() - Math.max(0, Date.now() + ahead - Date.parse(end));
   kept.times = Array.from({ length: points }, (_, n) => last - (points - 1 - n) * stepSecs * 1_000);
   kept.total = total;
   kept.services = new Map(services.map((service) => [`${service.namespace}/${service.name}`, service]));
+  kept.nodes = new Map(nodes.map((one) => [one.node, one]));
+}
+
+/** Returns the share of UDP flows that stayed unanswered in the history's time: of the clients of a node, or of all; null without flows. */
+export function unansweredShare(key, node = null) {
+  const values = (field) => (historyOf(key)?.[field] ?? []).reduce((sum, value) => sum + value, 0);
+  const of = node === null ? { answered: values("udpAnswered"), unanswered: values("udpUnanswered") } : historyOf(key) && kept.nodes.get(node);
+  const all = of ? of.answered + of.unanswered : 0;
+  return all > 0 ? of.unanswered / all : null;
 }
 
 /** Returns the history of a Service, or of all for the empty key; undefined if there is none. */

@@ -10,7 +10,7 @@ import { Reading, state, takeService, takeStatus } from "./model.js";
 import * as node from "./node.js";
 import { nodes } from "./nodes.js";
 import { header, notices, showCurrent, tiles } from "./overview.js";
-import { choose, chosen, place } from "./place.js";
+import { IS_CLUSTER, choose, chosen, place } from "./place.js";
 import { service } from "./service.js";
 import { body, isGrowing, neighbour, prepare, relink, sortBy, table, toolbar } from "./services.js";
 import { leave, pointAt, step as stepChart } from "./spark.js";
@@ -145,8 +145,16 @@ let tableReading = null;
 /** Reads the table. A failed status leaves a slow reading behind, and the next one waits for its end. */
 function readTable() {
   // The history goes first: with it the charts have a past, and slow Services are known, from the first rows on.
-  tableReading ??= readHistory().then(readRows).finally(() => (tableReading = null));
+  tableReading ??= readPast().then(readRows).finally(() => (tableReading = null));
   return tableReading;
+}
+
+/** Reads the history. A node of a cluster may hang, and the rows do not wait for it. */
+async function readPast() {
+  const { view, key } = place();
+  const reading = readHistory(view === "services" ? key : "");
+  if (IS_CLUSTER) reading.then(() => renderSoon(render));
+  else await reading;
 }
 
 async function readRows() {
@@ -172,6 +180,7 @@ async function readView() {
   }
   if (view === "node") await node.readOptions();
   if (view !== "services" || !key) return;
+  if (IS_CLUSTER) readPast();
   const [namespace, ...name] = key.split("/");
   const found = await ask(`service?${new URLSearchParams({ namespace, name: name.join("/") })}`).catch((error) => {
     if (error.status === 404) return false;

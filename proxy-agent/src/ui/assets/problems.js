@@ -1,6 +1,7 @@
 // Says what is wrong with a Service, so that the worst comes first.
 
 import { latest } from "./history.js";
+import { IS_CLUSTER } from "./place.js";
 import { plural, rate, seconds } from "./text.js";
 
 /** The kinds of problems, the worst first. */
@@ -27,8 +28,9 @@ export function findProblem(row) {
     return problem("refusing", row.refused, `${rate(row.refused)}/s not served`, why, from(row, "unserved"));
   }
   if (row.total > 0 && row.ready === 0) return problem("down", 0, "no ready backend");
-  const failed = latest(row.key, "failed") ?? row.failed;
-  if (failed > MOVES) return problem("failing", failed, `${rate(failed)}/s connects fail`, "", from(row, "failed"));
+  const failed = (IS_CLUSTER ? null : latest(row.key, "failed")) ?? row.failed;
+  const what = row.ports.some((port) => port.endsWith("/UDP")) ? "unanswered or refused" : "connects fail";
+  if (failed > MOVES) return problem("failing", failed, `${rate(failed)}/s ${what}`, "", from(row, "failed"));
   const [median, tail] = [latest(row.key, "connectP50"), latest(row.key, "connectP99")];
   if (median >= SLOW_MEDIAN || tail >= SLOW_TAIL) return problem("slow", tail ?? median, `connects take ${seconds(tail ?? median)}`);
   if (row.differing > 0) {

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { copyButton, rangeField } from "./controls.js";
-import { historyOf, past, seriesOf } from "./history.js";
+import { historyOf, past, seriesOf, unansweredShare } from "./history.js";
 import { BYTES, DROPPED, OPENED, PACKETS, REJECTED, portKey, portText, readiness, serviceKey, state } from "./model.js";
 import { hasView, IS_CLUSTER, hrefOf, protocolOf } from "./place.js";
 import { chart } from "./spark.js";
@@ -23,17 +23,19 @@ export function service(key) {
     const text = open === false ? `There is no service ${key} on ${IS_CLUSTER ? "any node that answers" : "this node"}.` : "…";
     return [back, h("p", { class: "nothing", "data-key": "nothing" }, text)];
   }
-  return [back, title(open), open.nodes ? nodesOf(open) : null, timeline(key), ...open.ports.map((port) => portSection(open, port))];
+  return [back, title(open), open.nodes ? nodesOf(open) : null, timeline(key, open.ports.some(({ udp }) => udp)), ...open.ports.map((port) => portSection(open, port))];
 }
 
 /** Shows the Service's last minutes. */
-function timeline(key) {
+function timeline(key, hasUdp) {
   const charts = CHARTS.map(([colour, label, counters, fields, text]) =>
     figure(`service ${colour}`, label, colour, seriesOf(key, counters, fields), text, "/s"),
   );
   const history = historyOf(key);
   const has = (field) => history?.[field]?.some((value) => value !== null);
-  const connects = [["connectP50", "Connect, median"], ["connectP99", "Connect, 99 of 100"]].filter(([field]) => has(field));
+  const slowest = IS_CLUSTER ? " on the slowest node" : "";
+  const connects = [["connectP50", `Connect, median${slowest}`], ["connectP99", `Connect, 99 of 100${slowest}`]].filter(([field]) => has(field));
+  const udp = [["udpAnswered", "UDP answered", "connections"], ["udpUnanswered", "UDP unanswered", "drops"]].filter(([field]) => hasUdp && has(field));
   return h(
     "section",
     { class: "card", "data-key": "timeline", id: "timeline" },
@@ -43,7 +45,8 @@ function timeline(key) {
       { class: "charts" },
       charts,
       connects.map(([field, label]) => figure(`service ${field}`, label, "connections", past(key, [field], []), seconds, "")),
-      has("failed") ? figure("service failed", "Failed connects", "drops", past(key, ["failed"], []), rate, "/s") : null,
+      has("failed") ? figure("service failed", hasUdp ? "Failed" : "Failed connects", "drops", past(key, ["failed"], []), rate, "/s") : null,
+      udp.map(([field, label, colour]) => figure(`service ${field}`, label, colour, past(key, [field], []), rate, "/s")),
     ),
   );
 }
@@ -91,7 +94,7 @@ function title(service) {
 }
 
 /** Shows what the Service is on each node, those that differ or fail first. */
-function nodesOf({ nodes }) {
+function nodesOf({ namespace, name, nodes }) {
   const weight = ({ failures }) => failures.unserved + failures.failed;
   const said = ({ node, state: now, avoided, differs, failures }) => {
     const { problems = [] } = state.status?.nodes.find(({ name }) => name === node) ?? {};
@@ -104,10 +107,14 @@ function nodesOf({ nodes }) {
     return weight({ failures }) > 0 ? ["down", "clients fail"] : ["up", "serves"];
   };
   const rank = { down: 0, draining: 1, up: 2 };
-  const all = nodes.map((node) => ({ ...node, said: said(node) }));
-  all.sort((a, b) => rank[a.said[0]] - rank[b.said[0]] || weight(b) - weight(a) || a.node.localeCompare(b.node, "en", { numeric: true }));
+  const all = nodes.map((node) => ({ ...node, said: said(node), share: unansweredShare(`${namespace}/${name}`, node.node) }));
+  const hasUdp = nodes.some(({ udp }) => udp);
+  all.sort((a, b) => rank[a.said[0]] - rank[b.said[0]] || weight(b) - weight(a) || (b.share ?? 0) - (a.share ?? 0) || a.node.localeCompare(b.node, "en", { numeric: true }));
+  const unanswered = ({ unanswered, udp }) => unanswered + (udp?.unanswered ?? 0);
+  const shareCell = ({ node, share, udp }) =>
+    h("td", { class: `number ${share ? "" : "zero"}`, "data-share": node, title: udp ? `${outcome(udp)} since the agent started` : null }, share === null ? "–" : h("span", { class: share > 0 ? "why" : null }, percent(share)));
   const numberCell = (text, value) => h("td", { class: `number ${value ? "" : "zero"}` }, text);
-  const heads = ["Node", "State", "#Backends in use", "#Flows", "#Unserved/s", "#Failed/s", "#Refused", "#Unanswered", "#Connect, median"];
+  const heads = ["Node", "State", "#Backends in use", "#Flows", "#Unserved/s", "#Failed/s", "#Refused", "#Unanswered", hasUdp && "#UDP unanswered, 15 min", "#Connect, median"].filter(Boolean);
   return h(
     "section",
     { class: "card", "data-key": "nodes", id: "of-nodes" },
@@ -134,7 +141,8 @@ function nodesOf({ nodes }) {
               numberCell(rate(one.failures.unserved), one.failures.unserved),
               numberCell(rate(one.failures.failed), one.failures.failed),
               numberCell(count(one.refused), one.refused),
-              numberCell(count(one.unanswered), one.unanswered),
+              numberCell(count(unanswered(one)), unanswered(one)),
+              hasUdp && shareCell(one),
               h("td", { class: "number" }, seconds(one.connectP50)),
             ),
           ),
@@ -152,7 +160,7 @@ function portSection(service, port) {
     { class: "card port", "data-key": key, "data-port": port.port },
     h("h3", {}, h("span", { class: "mono" }, portText(port)), port.name ? h("span", { class: "faint" }, ` ${port.name}`) : null),
     service.ports.length > 1 ? h("div", { class: "charts" }, CHARTS.map((one) => chartOf(key, one))) : null,
-    totals(port),
+    totals(port, serviceKey(service)),
     h("h4", {}, "Offered at"),
     frontends(port.frontends),
     h("h4", {}, "Backends ", h("span", { class: "faint" }, `${count(ready)} of ${count(total)} ready`)),
@@ -166,7 +174,7 @@ function chartOf(key, [colour, label, counters, , text]) {
   return figure(`${key} ${colour}`, label, colour, sum, text, "/s");
 }
 
-function totals({ counts, connect }) {
+function totals({ counts, connect, udp }, key) {
   const facts = [
     ["Flows", counts.flows],
     ["Opened", counts.flowsOpened],
@@ -174,7 +182,7 @@ function totals({ counts, connect }) {
     ["and back", counts.packetsReturned],
     ["Dropped", counts.dropped],
     ["Rejected", counts.rejected],
-    ...connects(connect),
+    ...(udp ? questions(udp, key) : connects(connect)),
   ];
   return h("dl", { class: "totals" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value))));
 }
@@ -190,7 +198,30 @@ function connects(connect) {
   ];
 }
 
-/** Counts the failed connects to a backend, each kind with its likely cause. */
+/** Lists the outcomes of UDP flows: most DNS clients send one question in a flow. */
+function questions(udp, key) {
+  const share = unansweredShare(key);
+  return [
+    ["Answered", udp.answered],
+    ["Unanswered", udp.unanswered],
+    ["Refused", udp.refused],
+    ...(share === null ? [] : [["Unanswered, 15 min", h("span", { class: share > 0 ? "why" : null }, percent(share))]]),
+  ];
+}
+
+function outcome(udp) {
+  return `${count(udp.answered)} of ${count(outcomes(udp))} answered`;
+}
+
+function outcomes({ answered, unanswered, refused }) {
+  return answered + unanswered + refused;
+}
+
+function percent(share) {
+  return share > 0 && share < 0.001 ? "< 0.1 %" : `${number(Math.round(1_000 * share) / 10)} %`;
+}
+
+/** Counts the failed connects to a backend, or its unanswered UDP flows, each kind with its likely cause. */
 function failures(connect) {
   const kinds = [
     [connect?.refused, "refused", "Nothing listens at this port, or the pod rejects the client."],
@@ -255,7 +286,7 @@ function backendOf(backend) {
     h("span", { class: "mono" }, backend.address, copyButton(backend.address)),
     h("span", { class: `state ${kind}` }, text),
     h("span", { class: "pod faint", title: backend.pod }, backend.pod?.split("/").at(-1)),
-    h("span", { class: "faint" }, takes(backend), backend.flows > 0 ? ` · ${plural(backend.flows, "flow")}` : null, backend.connect?.connects ? ` · connects in ${seconds(backend.connect.connectP50)}` : null, failures(backend.connect)),
+    h("span", { class: "faint" }, takes(backend), backend.flows > 0 ? ` · ${plural(backend.flows, "flow")}` : null, backend.connect?.connects ? ` · connects in ${seconds(backend.connect.connectP50)}` : null, backend.udp && outcomes(backend.udp) > 0 ? ` · ${outcome(backend.udp)}` : null, failures(backend.udp ?? backend.connect)),
   );
 }
 

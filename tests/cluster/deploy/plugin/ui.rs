@@ -182,6 +182,107 @@ fn page_of_the_cluster_names_nodes_that_differ_fail_or_are_silent() -> Result<()
     Ok(())
 }
 
+#[test]
+fn page_of_the_cluster_shows_udp_and_the_time_before_it_was_opened() -> Result<()> {
+    let cluster = Cluster::start()?;
+    let web = cluster.web()?;
+    let nodes = Nodes::start(&cluster)?;
+    cluster.serves("n1")?;
+    cluster.serves("n2")?;
+    for (name, node) in [("p1a", "n1"), ("p2a", "n2")] {
+        cluster.put(&pod(&nodes, name, node))?;
+    }
+    // The backend receives nothing of n1's pod by UDP.
+    let (client, backend) = (cluster.lab.host("p1a"), cluster.lab.host("p2a"));
+    let address = client.addrs.ip(Family::V4);
+    backend.ns.nft(&format!(
+        "add table ip deaf; add chain ip deaf in {{ type filter hook input priority 0; }}; add rule ip deaf in ip saddr {address} meta l4proto udp drop"
+    ))?;
+    let mut dial = Dial::new(Protocol::Udp, web.frontend(Family::V4));
+    dial.deadline = Duration::from_millis(50);
+    let answered = Dial::new(Protocol::Udp, web.frontend(Family::V4));
+    let other = &cluster.lab.host("p2b").ns;
+    let ask = || -> Result<()> {
+        for _ in 0..10 {
+            ensure!(dial.exchange(&client.ns, b"question").is_err());
+        }
+        answered.exchange(other, b"question")?;
+        Ok(())
+    };
+    // The nodes record before anyone looks.
+    let mut seen = Value::Null;
+    wait_until(DEADLINE, "the CLI shows unanswered UDP of n1", || {
+        ask()?;
+        let answers = nodes.json("services default/web")?;
+        seen = json!(answers);
+        let udp = |node: &str| {
+            let ports = answers[node]["answer"][0]["ports"].as_array();
+            let udp = ports?.iter().find(|port| port["protocol"] == "UDP")?;
+            Some((
+                udp["udp"]["answered"].as_u64()?,
+                udp["udp"]["unanswered"].as_u64()?,
+            ))
+        };
+        let (n1, n2) = (udp("n1"), udp("n2"));
+        Ok(n1.is_some_and(|(_, unanswered)| unanswered >= 10)
+            && n2.is_some_and(|(answered, unanswered)| answered > 0 && unanswered == 0))
+    })
+    .with_context(|| seen.to_string())?;
+    let wide = nodes.run("backends default/web -o wide")?;
+    let wide = String::from_utf8(wide.stdout)?;
+    ensure!(wide.contains("UDP-ANSWERED"), "{wide}");
+
+    let page = Page::start(&nodes)?;
+    page.wait(["answers", "answers"])?;
+    let what = "history?service=default%2Fweb";
+    let mut history = Value::Null;
+    wait_until(DEADLINE, "the history has n1's share", || {
+        ask()?;
+        history = serde_json::from_str(&page.data(what)?)?;
+        let share = |at: usize, of: &str| history["nodes"][at][of].as_f64();
+        Ok(share(0, "unanswered").is_some_and(|rate| rate > 0.0)
+            && share(1, "unanswered") == Some(0.0))
+    })
+    .with_context(|| history.to_string())?;
+    let total = history["total"]["opened"].as_array().context("a series")?;
+    let opened = total.iter().filter_map(Value::as_f64);
+    ensure!(
+        total.len() > 2 && opened.fold(0.0, f64::max) > 0.0,
+        "before the page was opened: {history}"
+    );
+    let row = {
+        let mut row = Value::Null;
+        wait_until(DEADLINE, "web fails on n1 alone", || {
+            ask()?;
+            row = page.row("web")?;
+            Ok(row["failing"][0]["node"] == "n1" && row["failingNodes"]["failed"] == 1)
+        })
+        .with_context(|| row.to_string())?;
+        row
+    };
+    ensure!(row["failed"].as_f64() > Some(0.0), "{row}");
+
+    let browser = Browser::start(page.ns, &["--window-size=1400,900"], true)?;
+    browser.open(&page.url("#/services/default/web"))?;
+    let is = "try { return document.querySelector('[data-share=n1] .why').textContent.endsWith(' %') && document.querySelector('[data-share=n2]').textContent === '0 %' && document.querySelector('[data-chart=\"service udpUnanswered\"] path.line') !== null && [...document.querySelectorAll('.backend .why')].some((why) => why.textContent.endsWith(' unanswered')) } catch { return false }";
+    wait_until(DEADLINE, "the page shows n1's share", || {
+        ask()?;
+        Ok(browser.eval(is)? == true)
+    })
+    .with_context(|| browser.text("body").unwrap_or_default())?;
+    browser.accept("cluster-udp")?;
+
+    // A trace names the rule of the client's node that may drop these packets.
+    cluster.lab.host("n1").ns.nft(
+        "add table inet pods; add chain inet pods early { type filter hook forward priority -5; }; add rule inet pods early meta l4proto udp drop"
+    )?;
+    ask()?;
+    let trace = page.data("trace?from=pod%2Fshop%2Fp1a&to=default%2Fweb%3A80%2Fudp")?;
+    let rule = "rule 1 of chain early of table inet pods may drop the packet";
+    ensure!(trace.contains(rule), "{trace}");
+    Ok(())
+}
+
 /// Checks that no other site and no frame gets at the data.
 fn guards(page: &Page<'_>) -> Result<()> {
     let header = "kpx-page: 1\r\n";
