@@ -84,6 +84,7 @@ pub fn local_router(sources: Sources) -> Router {
         .route("/ui/api/shapes", get(changes::shapes))
         .route("/ui/api/clock", get(changes::clock))
         .route("/ui/api/history", get(whole_answers::history))
+        .route("/ui/api/map", get(map::map))
         .layer(middleware::map_response(never_store))
         .with_state(Page::new(sources))
 }

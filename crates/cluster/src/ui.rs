@@ -5,6 +5,7 @@ mod fake;
 mod history;
 mod link;
 mod live;
+mod map;
 mod merge;
 mod names;
 mod service;
@@ -32,6 +33,7 @@ use names::Names;
 
 pub use history::ClusterHistory;
 pub use live::EventQuery;
+pub use map::ClusterMap;
 pub use merge::{ClusterRow, ClusterStatus};
 pub use names::Whose;
 pub use service::{ClusterService, NodeService};

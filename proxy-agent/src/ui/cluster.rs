@@ -59,6 +59,7 @@ fn router(page_: Page) -> Router {
         .route("/ui/api/rows", get(rows))
         .route("/ui/api/service", get(service))
         .route("/ui/api/history", get(history))
+        .route("/ui/api/map", get(map))
         .route("/ui/api/trace", get(trace))
         .route("/ui/api/reasons", get(reasons))
         .route("/ui/api/events", get(events))
@@ -124,6 +125,25 @@ async fn history(
         Err(full) => return full.into_response(),
     };
     Json(page.history(service.as_deref()).await).into_response()
+}
+
+/// The part of the flows that is wanted.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Called {
+    namespace: String,
+    service: Option<String>,
+}
+
+async fn map(
+    State(Served { page, rooms }): State<Served>,
+    Query(Called { namespace, service }): Query<Called>,
+) -> Response {
+    let _room = match rooms.maps.enter() {
+        Ok(room) => room,
+        Err(full) => return full.into_response(),
+    };
+    Json(page.map(&namespace, service.as_deref()).await).into_response()
 }
 
 /// A trace's client and destination, in the notation of `kubectl kpx trace`.

@@ -54,6 +54,9 @@ struct Counted {
     #[serde(flatten)]
     way: Way,
     flows: u64,
+    /// The seconds since the last packet of a client.
+    #[serde(rename = "idleSecs")]
+    idle_secs: u32,
 }
 
 #[derive(Debug, Default, PartialEq, Serialize)]
@@ -120,7 +123,8 @@ fn view(mut snapshot: Snapshot, flows: &FlowMaps, wanted: &Wanted) -> Result<Map
 /// The paths, while they are counted.
 #[derive(Default)]
 struct Ways {
-    counts: BTreeMap<Way, u64>,
+    /// The number of flows, and the seconds since the last packet.
+    counts: BTreeMap<Way, (u64, u32)>,
     view: MapView,
 }
 
@@ -140,9 +144,12 @@ impl Ways {
         };
         let is_full = self.counts.len() >= WAYS;
         match self.counts.get_mut(&way) {
-            Some(count) => *count += 1,
+            Some((count, idle_secs)) => {
+                *count += 1;
+                *idle_secs = flow.idle_secs.min(*idle_secs);
+            }
             None if is_full => self.view.left_out += 1,
-            None => drop(self.counts.insert(way, 1)),
+            None => drop(self.counts.insert(way, (1, flow.idle_secs))),
         }
     }
 
@@ -151,7 +158,11 @@ impl Ways {
         let Self { counts, mut view } = self;
         let mut ways: Vec<_> = counts
             .into_iter()
-            .map(|(way, flows)| Counted { way, flows })
+            .map(|(way, (flows, idle_secs))| Counted {
+                way,
+                flows,
+                idle_secs,
+            })
             .collect();
         ways.sort_by_key(|counted| std::cmp::Reverse(counted.flows));
         let rest = ways.split_off(ways.len().min(SHOWN));

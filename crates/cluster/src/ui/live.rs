@@ -155,6 +155,10 @@ fn named(shared: &Shared, node: &str, mut event: Value) -> Value {
         whose(&event["client"])
     };
     let backend = whose(&event["decision"]["backend"]);
+    let backend_node = event["decision"]["backend"]
+        .as_str()
+        .and_then(|end| end.parse::<SocketAddr>().ok())
+        .and_then(|end| shared.node_at(end.ip(), at));
     if let Some(fields) = event.as_object_mut() {
         fields.insert(
             "nodeTime".to_owned(),
@@ -164,6 +168,7 @@ fn named(shared: &Shared, node: &str, mut event: Value) -> Value {
         fields.insert("node".to_owned(), json!(node));
         fields.insert("clientName".to_owned(), json!(client));
         fields.insert("backendName".to_owned(), json!(backend));
+        fields.insert("backendNode".to_owned(), json!(backend_node));
     }
     event
 }

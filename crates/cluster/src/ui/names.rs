@@ -18,7 +18,7 @@ const MARGIN: SignedDuration = SignedDuration::from_secs(2);
 const REMEMBERED: SignedDuration = SignedDuration::from_mins(15);
 
 /// Whose an address was.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Whose {
     /// A pod, as `namespace/name`.
@@ -48,6 +48,7 @@ pub(crate) struct Names {
 
 struct Tenant {
     name: String,
+    node: Option<String>,
     addresses: Vec<IpAddr>,
     from: Timestamp,
     until: Option<Timestamp>,
@@ -84,6 +85,7 @@ impl Names {
         let known = self.pods.get(&uid);
         let tenant = Tenant {
             name: full_name(pod),
+            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             from: started(pod)
                 .or_else(|| known.map(|known| known.from))
                 .unwrap_or(now),
@@ -158,16 +160,33 @@ impl Names {
         if self.deaf_since.is_some_and(|since| at >= since) {
             return None;
         }
-        let all = self.tenants.get(&address).into_iter().flatten();
-        let tenants: Vec<_> = all.filter_map(|uid| self.pods.get(uid)).collect();
-        let had = tenants.iter().filter(|tenant| tenant.had(at));
-        let mut names: Vec<_> = had.map(|tenant| &tenant.name).collect();
+        let mut names: Vec<_> = self.had(address, at).map(|tenant| &tenant.name).collect();
         names.dedup();
         match names[..] {
             [name] => Some(Whose::Pod(name.clone())),
-            [] if tenants.is_empty() && self.is_outside(address) => Some(Whose::Outside),
+            [] if !self.tenants.contains_key(&address) && self.is_outside(address) => {
+                Some(Whose::Outside)
+            }
             _ => None,
         }
+    }
+
+    /// Returns the node of the pod that had an address; `None` if that is unknown or not certain.
+    pub(crate) fn node_at(&self, address: IpAddr, at: Timestamp) -> Option<String> {
+        let address = address.to_canonical();
+        let Some(Whose::Pod(_)) = self.whose(address, at) else {
+            return None;
+        };
+        let mut nodes = self.had(address, at).map(|tenant| &tenant.node);
+        let node = nodes.next()?;
+        node.clone().filter(|_| nodes.all(|other| other == node))
+    }
+
+    /// Returns the pods that can have had an address at that time.
+    fn had(&self, address: IpAddr, at: Timestamp) -> impl Iterator<Item = &Tenant> {
+        let all = self.tenants.get(&address).into_iter().flatten();
+        let tenants = all.filter_map(|uid| self.pods.get(uid));
+        tenants.filter(move |tenant| tenant.had(at))
     }
 
     /// Returns true if all pods and nodes are known, and none of them can have this address.

@@ -1,7 +1,7 @@
 // The page's loop: asks the agent, takes in the answer, and shows the view that the address names.
 
 import { ask, askStatus, askLines, poll, turn } from "./agent.js";
-import { copy } from "./controls.js";
+import { copy, mapNamespace } from "./controls.js";
 import { show } from "./dom.js";
 import { readHistory } from "./history.js";
 import * as live from "./live.js";
@@ -152,7 +152,8 @@ function readTable() {
 /** Reads the history. A node of a cluster may hang, and the rows do not wait for it. */
 async function readPast() {
   const { view, key } = place();
-  const reading = readHistory(view === "services" ? key : "");
+  const called = view === "map" && chosen("service").trim() ? `${mapNamespace()}/${chosen("service").trim()}` : "";
+  const reading = readHistory(view === "services" ? key : called);
   if (IS_CLUSTER) reading.then(() => renderSoon(render));
   else await reading;
 }

@@ -8,6 +8,7 @@ export const VIEWS = IS_CLUSTER
       ["services", "Services"],
       ["nodes", "Nodes"],
       ["live", "Live"],
+      ["map", "Map"],
       ["trace", "Trace"],
       ["drops", "Unserved"],
     ]

@@ -333,7 +333,7 @@ fn view(page: &Page<'_>, nodes: &Nodes<'_>, web: &Service, empty: &Service) -> R
     let views = "return [...document.querySelectorAll('nav a')].map((link) => link.textContent)";
     let views = browser.strings(views)?;
     ensure!(
-        views == ["Services", "Nodes", "Live", "Trace", "Unserved"],
+        views == ["Services", "Nodes", "Live", "Map", "Trace", "Unserved"],
         "{views:?}"
     );
 
@@ -388,6 +388,16 @@ fn view(page: &Page<'_>, nodes: &Nodes<'_>, web: &Service, empty: &Service) -> R
         "{cells:?}"
     );
     browser.accept("cluster-live")?;
+
+    // Who calls what, over both nodes.
+    let open = nodes.connect("p1a", web)?;
+    browser.open(&page.url("#/map?namespace=default"))?;
+    let cells = "[...document.querySelector('#ways tbody tr').children].slice(0, 4).map((cell) => cell.textContent)";
+    browser.wait(&format!(
+        "{cells}.join() === 'shop/p1a,default/web,shop/p2a,n2' && document.querySelectorAll('.map .box').length >= 4"
+    ))?;
+    browser.accept("cluster-map")?;
+    drop(open);
 
     let place = "#/trace?from=pod/shop/p1a&to=default/web&port=80";
     browser.open(&page.url(place))?;
