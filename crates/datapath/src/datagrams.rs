@@ -2,7 +2,11 @@
 //!
 //! UDP has no connects, so the programs count only the datagrams that a backend refused. The agent
 //! derives the rest from the flow table: a flow is answered once it has a packet of its backend, and
-//! unanswered if it ends without one. The counts begin with the agent.
+//! unanswered if it expires without one. The counts begin with the agent.
+//!
+//! The programs close flows too: of a client whose backend has left, and half-open flows that make
+//! room. The agent does not see those flows end. So no unanswered flow among them counts, and the
+//! number of answered flows pauses until it exceeds its last value.
 
 use std::collections::BTreeMap;
 
@@ -83,6 +87,12 @@ struct Row {
     /// The flows that ended without an answer since the last call of [`DatagramLedger::settle`].
     ended: u64,
     answered: u64,
+    /// The answered flows in the table at the last scan.
+    in_table: u64,
+    /// The number of answered flows at the last scan, and at the last call of
+    /// [`DatagramLedger::settle`].
+    shown: u64,
+    seen: u64,
 }
 
 impl<A: Addr> DatagramLedger<A> {
@@ -136,28 +146,43 @@ impl<A: Addr> DatagramLedger<A> {
                 row.settle(now_secs);
                 // A row of the programs must be known, or its counter would count again.
                 let is_kept = *at == rest
+                    || row.in_table > 0
                     || now_secs.saturating_sub(row.last_secs) <= IDLE_SECS
                     || counted(connects, service, at) > 0;
                 if !is_kept {
-                    idle += row.counts;
+                    idle += Datagrams {
+                        answered: row.shown.max(row.counts.answered),
+                        ..row.counts
+                    };
                 }
                 is_kept
             });
             if idle != Datagrams::NONE {
-                backends.entry(rest).or_default().counts += idle;
+                let row = backends.entry(rest).or_default();
+                row.counts += idle;
+                row.shown = row.shown.max(row.counts.answered);
             }
         }
     }
 
     /// Adds the outcomes of removed flows to those of the flows in the table.
-    pub(super) fn add_to(&self, found: &mut ByBackend<A>) {
-        for (service, backends) in &self.rows {
+    pub(super) fn add_to(&mut self, found: &mut ByBackend<A>) {
+        for row in self.rows.values_mut().flat_map(BTreeMap::values_mut) {
+            row.in_table = 0;
+        }
+        for (service, backends) in &*found {
+            for (at, counts) in backends {
+                self.row(*service, *at).in_table = counts.answered;
+            }
+        }
+        for (service, backends) in &mut self.rows {
             let found = found.entry(*service).or_default();
             for (at, row) in backends {
                 let counts = found.entry(*at).or_default();
                 *counts += row.counts;
                 // Not settled yet, and no longer in the table.
-                counts.answered += row.answered;
+                counts.answered = row.shown.max(counts.answered + row.answered);
+                row.shown = counts.answered;
             }
         }
     }
@@ -172,9 +197,10 @@ impl Row {
         if now_secs.saturating_sub(self.refused_secs) > REFUSED_SECS {
             self.pending = 0;
         }
-        if self.ended + self.answered > 0 {
+        if self.ended + self.answered > 0 || self.seen != self.shown {
             self.last_secs = now_secs;
         }
+        self.seen = self.shown;
         let refused = self.ended.min(self.pending);
         self.pending -= refused;
         self.counts.unanswered += self.ended - refused;
@@ -235,8 +261,24 @@ mod tests {
         BTreeMap::from([(dns(), BTreeMap::from([(at(53), row)]))])
     }
 
-    fn counts(ledger: &DatagramLedger<Addr4>, at: SockAddr<Addr4>) -> [u64; 3] {
+    fn counts(ledger: &mut DatagramLedger<Addr4>, at: SockAddr<Addr4>) -> [u64; 3] {
+        counts_beside(ledger, at, 0)
+    }
+
+    /// Returns the counts with a number of answered flows in the table.
+    fn counts_beside(
+        ledger: &mut DatagramLedger<Addr4>,
+        at: SockAddr<Addr4>,
+        in_table: u64,
+    ) -> [u64; 3] {
+        let answered = Datagrams {
+            answered: in_table,
+            ..Datagrams::NONE
+        };
         let mut found = BTreeMap::new();
+        if in_table > 0 {
+            found.insert(dns(), BTreeMap::from([(at, answered)]));
+        }
         ledger.add_to(&mut found);
         let of_dns = found.get(&dns()).and_then(|backends| backends.get(&at));
         let counts = of_dns.copied().unwrap_or_default();
@@ -248,41 +290,68 @@ mod tests {
         // Five refusals were there before the agent.
         let mut ledger = DatagramLedger::new(&connects(5));
         ledger.close(&flow(Seen::PACKET));
-        assert_eq!(counts(&ledger, at(53)), [1, 0, 0], "before it is settled");
+        assert_eq!(
+            counts(&mut ledger, at(53)),
+            [1, 0, 0],
+            "before it is settled"
+        );
         ledger.close(&flow(Seen::NOTHING));
         ledger.settle(&connects(5), 100);
-        assert_eq!(counts(&ledger, at(53)), [1, 1, 0]);
+        assert_eq!(counts(&mut ledger, at(53)), [1, 1, 0]);
         // The two refused flows end later, together with a silent one.
         ledger.settle(&connects(7), 110);
-        assert_eq!(counts(&ledger, at(53)), [1, 1, 2]);
+        assert_eq!(counts(&mut ledger, at(53)), [1, 1, 2]);
         for _ in 0..3 {
             ledger.close(&flow(Seen::NOTHING));
         }
         ledger.settle(&connects(7), 140);
-        assert_eq!(counts(&ledger, at(53)), [1, 2, 2]);
+        assert_eq!(counts(&mut ledger, at(53)), [1, 2, 2]);
         // A client that repeats its datagram is refused more often than it has flows.
         ledger.settle(&connects(9), 150);
         ledger.close(&flow(Seen::NOTHING));
         ledger.settle(&connects(9), 180);
-        assert_eq!(counts(&ledger, at(53)), [1, 2, 4]);
+        assert_eq!(counts(&mut ledger, at(53)), [1, 2, 4]);
         ledger.settle(&connects(9), 300);
         ledger.close(&flow(Seen::NOTHING));
         ledger.settle(&connects(9), 310);
-        assert_eq!(counts(&ledger, at(53)), [1, 3, 4], "silent, not refused");
+        assert_eq!(
+            counts(&mut ledger, at(53)),
+            [1, 3, 4],
+            "silent, not refused"
+        );
+    }
+
+    #[test]
+    fn answered_flows_that_a_program_closes_lower_no_count() {
+        let mut ledger = DatagramLedger::new(&BTreeMap::new());
+        assert_eq!(counts_beside(&mut ledger, at(53), 3), [3, 0, 0]);
+        ledger.settle(&BTreeMap::new(), 10);
+        // A program closes two.
+        assert_eq!(counts_beside(&mut ledger, at(53), 1), [3, 0, 0]);
+        ledger.close(&flow(Seen::PACKET));
+        assert_eq!(counts(&mut ledger, at(53)), [3, 0, 0]);
+        ledger.settle(&BTreeMap::new(), 20);
+        assert_eq!(counts_beside(&mut ledger, at(53), 4), [5, 0, 0]);
+        ledger.settle(&BTreeMap::new(), 30);
+        // The flows are silent for long.
+        assert_eq!(counts_beside(&mut ledger, at(53), 4), [5, 0, 0]);
+        ledger.settle(&BTreeMap::new(), 31 + IDLE_SECS);
+        assert_eq!(counts_beside(&mut ledger, at(53), 4), [5, 0, 0]);
     }
 
     #[test]
     fn idle_backends_share_a_row() {
         let mut ledger = DatagramLedger::new(&BTreeMap::new());
         ledger.close(&flow(Seen::PACKET));
+        assert_eq!(counts(&mut ledger, at(53)), [1, 0, 0]);
         ledger.settle(&BTreeMap::new(), 10);
         ledger.settle(&BTreeMap::new(), 10 + IDLE_SECS);
-        assert_eq!(counts(&ledger, at(53)), [1, 0, 0]);
+        assert_eq!(counts(&mut ledger, at(53)), [1, 0, 0]);
         ledger.settle(&BTreeMap::new(), 11 + IDLE_SECS);
         let rest = SockAddr::new(Addr4::UNSPECIFIED, Port::ANY);
-        assert_eq!(counts(&ledger, at(53)), [0, 0, 0]);
-        assert_eq!(counts(&ledger, rest), [1, 0, 0]);
+        assert_eq!(counts(&mut ledger, at(53)), [0, 0, 0]);
+        assert_eq!(counts(&mut ledger, rest), [1, 0, 0]);
         ledger.remove(&dns());
-        assert_eq!(counts(&ledger, rest), [0, 0, 0]);
+        assert_eq!(counts(&mut ledger, rest), [0, 0, 0]);
     }
 }

@@ -54,9 +54,12 @@ struct Counted {
     #[serde(flatten)]
     way: Way,
     flows: u64,
-    /// The seconds since the last packet of a client.
+    /// The seconds since the last packet of a client, on the flow with the latest packet.
     #[serde(rename = "idleSecs")]
     idle_secs: u32,
+    /// The same on the flow that is silent for the longest time.
+    #[serde(rename = "longestIdleSecs")]
+    longest_idle_secs: u32,
 }
 
 #[derive(Debug, Default, PartialEq, Serialize)]
@@ -123,8 +126,8 @@ fn view(mut snapshot: Snapshot, flows: &FlowMaps, wanted: &Wanted) -> Result<Map
 /// The paths, while they are counted.
 #[derive(Default)]
 struct Ways {
-    /// The number of flows, and the seconds since the last packet.
-    counts: BTreeMap<Way, (u64, u32)>,
+    /// The number of flows, and the least and most seconds since their last packets.
+    counts: BTreeMap<Way, (u64, u32, u32)>,
     view: MapView,
 }
 
@@ -144,12 +147,13 @@ impl Ways {
         };
         let is_full = self.counts.len() >= WAYS;
         match self.counts.get_mut(&way) {
-            Some((count, idle_secs)) => {
+            Some((count, least, most)) => {
                 *count += 1;
-                *idle_secs = flow.idle_secs.min(*idle_secs);
+                *least = flow.idle_secs.min(*least);
+                *most = flow.idle_secs.max(*most);
             }
             None if is_full => self.view.left_out += 1,
-            None => drop(self.counts.insert(way, (1, flow.idle_secs))),
+            None => drop(self.counts.insert(way, (1, flow.idle_secs, flow.idle_secs))),
         }
     }
 
@@ -158,10 +162,11 @@ impl Ways {
         let Self { counts, mut view } = self;
         let mut ways: Vec<_> = counts
             .into_iter()
-            .map(|(way, (flows, idle_secs))| Counted {
+            .map(|(way, (flows, idle_secs, longest_idle_secs))| Counted {
                 way,
                 flows,
                 idle_secs,
+                longest_idle_secs,
             })
             .collect();
         ways.sort_by_key(|counted| std::cmp::Reverse(counted.flows));

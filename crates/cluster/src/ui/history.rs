@@ -1,5 +1,6 @@
 //! The last minutes of all nodes, from the time before the page was opened.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -15,7 +16,8 @@ use super::{Page, lock};
 const LIMIT: Duration = Duration::from_secs(3);
 /// The maximum number of points: those of a day. A node may announce any number.
 const POINTS: usize = 8_640;
-/// The maximum age of a node's last point. A node whose agent hangs shortens no other history.
+/// The maximum distance of a node's last point from now. A node whose agent hangs, or whose clock is
+/// wrong, shortens no other history.
 const STALE: SignedDuration = SignedDuration::from_secs(30);
 
 /// The history in the form of a node's. Rates are sums over the nodes that answered, connect times
@@ -26,6 +28,8 @@ pub struct ClusterHistory {
     pub history: HistoryView,
     /// The UDP flows of each node's clients to the Service in the history's time.
     pub nodes: Vec<NodeUdp>,
+    /// The nodes whose history is missing: they gave no answer, or their last point is not of now.
+    pub missing: Vec<String>,
 }
 
 /// UDP flows per second on one node.
@@ -61,26 +65,33 @@ impl Page {
         let mut asked: FuturesUnordered<_> = asked.collect();
         let mut all = Vec::new();
         while let Some((node, answer)) = asked.next().await {
-            // An older agent keeps its history to its own page.
             let Ok(history) = answer else { continue };
             let Some(end) = history.end else { continue };
             let skew = lock(&self.0.merged).skew(&node);
             let end = skew.map_or(end, |skew| skew.corrected(end));
             all.push(Of { node, end, history });
         }
-        merged(all, service)
+        let found = merged(all, service, Timestamp::now());
+        let links = self.0.links();
+        let missing = links.into_iter().map(|(node, _)| node);
+        let missing = missing.filter(|node| !found.1.contains(node)).collect();
+        ClusterHistory { missing, ..found.0 }
     }
 }
 
-/// Merges histories point by point.
-fn merged(mut all: Vec<Of>, service: Option<&str>) -> ClusterHistory {
-    let Some(latest) = all.iter().map(|one| one.end).max() else {
-        return ClusterHistory::default();
-    };
-    all.retain(|one| latest.duration_since(one.end) <= STALE);
+/// Merges histories point by point. Returns the nodes with a part in it, too.
+fn merged(
+    mut all: Vec<Of>,
+    service: Option<&str>,
+    now: Timestamp,
+) -> (ClusterHistory, BTreeSet<String>) {
+    all.retain(|one| now.duration_since(one.end).abs() <= STALE);
     all.sort_by(|a, b| a.node.cmp(&b.node));
+    let parts = all.iter().map(|one| one.node.clone()).collect();
     // The points of all nodes end there.
-    let end = all.iter().map(|one| one.end).min().unwrap_or(latest);
+    let Some(end) = all.iter().map(|one| one.end).min() else {
+        return (ClusterHistory::default(), parts);
+    };
     let points = all.iter().map(|one| one.history.points).max();
     let points = points.unwrap_or(0).min(POINTS);
     let mut total = SeriesView::default();
@@ -114,7 +125,7 @@ fn merged(mut all: Vec<Of>, service: Option<&str>) -> ClusterHistory {
             unanswered,
         });
     }
-    ClusterHistory {
+    let found = ClusterHistory {
         history: HistoryView {
             step_secs: STEP.as_secs(),
             end: Some(end),
@@ -124,7 +135,9 @@ fn merged(mut all: Vec<Of>, service: Option<&str>) -> ClusterHistory {
             ..HistoryView::default()
         },
         nodes,
-    }
+        missing: Vec::new(),
+    };
+    (found, parts)
 }
 
 /// Returns the number of steps in a time, rounded.
@@ -231,13 +244,16 @@ mod tests {
 
     #[test]
     fn points_of_the_same_time_are_summed() {
-        // n2 is a step ahead and has just started, and n3 has hung for a while.
+        // n2 is a step ahead and has just started, n3 has hung for a while, and n4's clock is wrong.
         let all = vec![
             of("n1", 100_000, &[1.0, 2.0, 3.0], 0.1),
             of("n2", 112_000, &[20.0, 30.0], 0.4),
             of("n3", 70_000, &[900.0], 9.0),
+            of("n4", 900_000, &[900.0], 9.0),
         ];
-        let found = merged(all, Some("kube-system/dns"));
+        let now = Timestamp::from_millisecond(105_000).unwrap();
+        let (found, parts) = merged(all, Some("kube-system/dns"), now);
+        assert_eq!(parts, BTreeSet::from(["n1".to_owned(), "n2".to_owned()]));
         let series = &found.history.services[0].series;
         assert_eq!(
             found.history.end.map(|end| end.as_millisecond()),
@@ -257,9 +273,11 @@ mod tests {
 
     #[test]
     fn other_services_and_no_answer_leave_nothing() {
-        let found = merged(vec![of("n1", 0, &[1.0], 0.1)], None);
+        let now = Timestamp::UNIX_EPOCH;
+        let (found, _) = merged(vec![of("n1", 0, &[1.0], 0.1)], None, now);
         assert!(found.history.services.is_empty() && found.nodes.is_empty());
         assert_eq!(found.history.total.opened, [Some(1.0)]);
-        assert_eq!(merged(Vec::new(), None).history, HistoryView::default());
+        let (nothing, _) = merged(Vec::new(), None, now);
+        assert_eq!(nothing.history, HistoryView::default());
     }
 }

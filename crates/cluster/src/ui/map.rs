@@ -33,9 +33,16 @@ struct NodeWay {
     service: String,
     backend: SocketAddr,
     flows: u64,
-    /// The seconds since the last packet.
+    /// The least and most seconds since the flows' last packets. An older agent sends neither.
     #[serde(default)]
     idle_secs: u32,
+    #[serde(default = "always")]
+    longest_idle_secs: u32,
+}
+
+/// Returns a time before all pods.
+const fn always() -> u32 {
+    u32::MAX
 }
 
 /// The open flows of all nodes.
@@ -125,14 +132,24 @@ fn merged(
         found.left_out = found.left_out.saturating_add(map.left_out);
         found.partial |= map.partial;
         for way in map.ways {
-            // A flow that is open for long may be of a pod that is gone.
-            let idle = SignedDuration::from_secs(way.idle_secs.into());
-            let at = now.checked_sub(idle).unwrap_or(now);
+            // A flow that is open for long may be of a pod that is gone. An address has a name if
+            // the same pod had it at the last packets of all these flows.
+            let [first, last] = [way.longest_idle_secs, way.idle_secs].map(|secs| {
+                let idle = SignedDuration::from_secs(secs.into());
+                now.checked_sub(idle).unwrap_or(now)
+            });
+            let named = |addr| {
+                let ((name, node), (before, node_before)) = (named(addr, last), named(addr, first));
+                (
+                    if name == before { name } else { None },
+                    if node == node_before { node } else { None },
+                )
+            };
             let client_name = match way.client {
-                Some(client) => named(client, at).0,
+                Some(client) => named(client).0,
                 None => Some(Whose::Node(node.clone())),
             };
-            let (backend_name, backend_node) = named(way.backend.ip(), at);
+            let (backend_name, backend_node) = named(way.backend.ip());
             let named = Way {
                 // What is outside is one client.
                 client: way.client.filter(|_| client_name != Some(Whose::Outside)),
@@ -170,7 +187,7 @@ mod tests {
         let map = |ways: serde_json::Value| -> NodeMap {
             serde_json::from_value(json!({"ways": ways, "leftOut": 3, "partial": false})).unwrap()
         };
-        let way = |client: serde_json::Value, idle: u32, flows: u64| json!({"client": client, "service": "shop/web", "backend": "10.244.2.2:8080", "flows": flows, "idleSecs": idle});
+        let way = |client: serde_json::Value, idle: u32, flows: u64| json!({"client": client, "service": "shop/web", "backend": "10.244.2.2:8080", "flows": flows, "idleSecs": 0, "longestIdleSecs": idle});
         let maps = BTreeMap::from([
             (
                 "n1".to_owned(),

@@ -11,7 +11,7 @@ const PERIOD_MS = 30_000;
 const RETRY_MS = 2_000;
 
 /** The page of a cluster reads the history of one Service, whose `key` is open, beside the total. */
-const kept = { total: null, services: new Map(), nodes: new Map(), times: [], asked: -Infinity, key: "", isServed: true };
+const kept = { total: null, services: new Map(), nodes: new Map(), missing: [], times: [], asked: -Infinity, key: "", isServed: true };
 
 /** The difference between the node's clock and this one's, in milliseconds. */
 let ahead = 0;
@@ -29,7 +29,7 @@ export async function readHistory(key = "") {
   }
 }
 
-function take({ stepSecs, end, points, total, services, nodes = [] }) {
+function take({ stepSecs, end, points, total, services, nodes = [], missing = [] }) {
   if (!end) {
     if (IS_CLUSTER) kept.asked += RETRY_MS - PERIOD_MS;
     return;
@@ -40,6 +40,7 @@ function take({ stepSecs, end, points, total, services, nodes = [] }) {
   kept.total = total;
   kept.services = new Map(services.map((service) => [`${service.namespace}/${service.name}`, service]));
   kept.nodes = new Map(nodes.map((one) => [one.node, one]));
+  kept.missing = missing;
 }
 
 /** Returns the share of UDP flows that stayed unanswered in the history's time: of the clients of a node, or of all; null without flows. */
@@ -53,6 +54,11 @@ export function unansweredShare(key, node = null) {
 /** Returns the history of a Service, or of all for the empty key; undefined if there is none. */
 export function historyOf(key) {
   return key === "" ? kept.total : kept.services.get(key);
+}
+
+/** Returns a sentence that names the cluster's nodes without a history; empty if there is none. */
+export function missingHistories() {
+  return kept.missing.length > 0 ? `The time before this page was opened lacks ${kept.missing.join(", ")}.` : "";
 }
 
 /** Returns the last known value of a field; null if there is none. */

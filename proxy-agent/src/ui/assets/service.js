@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { copyButton, rangeField } from "./controls.js";
-import { historyOf, past, seriesOf, unansweredShare } from "./history.js";
+import { historyOf, missingHistories, past, seriesOf, unansweredShare } from "./history.js";
 import { BYTES, DROPPED, OPENED, PACKETS, REJECTED, portKey, portText, readiness, serviceKey, state } from "./model.js";
 import { hasView, IS_CLUSTER, hrefOf, protocolOf } from "./place.js";
 import { chart } from "./spark.js";
@@ -40,6 +40,7 @@ function timeline(key, hasUdp) {
     "section",
     { class: "card", "data-key": "timeline", id: "timeline" },
     h("div", { class: "toolbar" }, h("h3", {}, "Traffic"), rangeField()),
+    missingHistories() ? h("p", { class: "faint" }, missingHistories()) : null,
     h(
       "div",
       { class: "charts" },
@@ -94,7 +95,7 @@ function title(service) {
 }
 
 /** Shows what the Service is on each node, those that differ or fail first. */
-function nodesOf({ namespace, name, nodes }) {
+function nodesOf({ namespace, name, nodes, ports }) {
   const weight = ({ failures }) => failures.unserved + failures.failed;
   const said = ({ node, state: now, avoided, differs, failures }) => {
     const { problems = [] } = state.status?.nodes.find(({ name }) => name === node) ?? {};
@@ -111,8 +112,9 @@ function nodesOf({ namespace, name, nodes }) {
   const hasUdp = nodes.some(({ udp }) => udp);
   all.sort((a, b) => rank[a.said[0]] - rank[b.said[0]] || weight(b) - weight(a) || (b.share ?? 0) - (a.share ?? 0) || a.node.localeCompare(b.node, "en", { numeric: true }));
   const unanswered = ({ unanswered, udp }) => unanswered + (udp?.unanswered ?? 0);
+  const expects = ports.some((port) => port.udp && expectsAnswers(port));
   const shareCell = ({ node, share, udp }) =>
-    h("td", { class: `number ${share ? "" : "zero"}`, "data-share": node, title: udp ? `${outcome(udp)} since the agent started` : null }, share === null ? "–" : h("span", { class: share > 0 ? "why" : null }, percent(share)));
+    h("td", { class: `number ${share ? "" : "zero"}`, "data-share": node, title: udp ? `${outcome(udp)} since the agent started` : null }, share === null ? "–" : h("span", { class: share > 0 && expects ? "why" : null }, percent(share)));
   const numberCell = (text, value) => h("td", { class: `number ${value ? "" : "zero"}` }, text);
   const heads = ["Node", "State", "#Backends in use", "#Flows", "#Unserved/s", "#Failed/s", "#Refused", "#Unanswered", hasUdp && "#UDP unanswered, 15 min", "#Connect, median"].filter(Boolean);
   return h(
@@ -160,11 +162,11 @@ function portSection(service, port) {
     { class: "card port", "data-key": key, "data-port": port.port },
     h("h3", {}, h("span", { class: "mono" }, portText(port)), port.name ? h("span", { class: "faint" }, ` ${port.name}`) : null),
     service.ports.length > 1 ? h("div", { class: "charts" }, CHARTS.map((one) => chartOf(key, one))) : null,
-    totals(port, serviceKey(service)),
+    totals(port, serviceKey(service), expectsAnswers(port)),
     h("h4", {}, "Offered at"),
     frontends(port.frontends),
     h("h4", {}, "Backends ", h("span", { class: "faint" }, `${count(ready)} of ${count(total)} ready`)),
-    zones(port.backends),
+    zones(port.backends, expectsAnswers(port)),
   );
 }
 
@@ -174,7 +176,7 @@ function chartOf(key, [colour, label, counters, , text]) {
   return figure(`${key} ${colour}`, label, colour, sum, text, "/s");
 }
 
-function totals({ counts, connect, udp }, key) {
+function totals({ counts, connect, udp }, key, expects) {
   const facts = [
     ["Flows", counts.flows],
     ["Opened", counts.flowsOpened],
@@ -182,7 +184,7 @@ function totals({ counts, connect, udp }, key) {
     ["and back", counts.packetsReturned],
     ["Dropped", counts.dropped],
     ["Rejected", counts.rejected],
-    ...(udp ? questions(udp, key) : connects(connect)),
+    ...(udp ? questions(udp, key, expects) : connects(connect)),
   ];
   return h("dl", { class: "totals" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value))));
 }
@@ -199,14 +201,19 @@ function connects(connect) {
 }
 
 /** Lists the outcomes of UDP flows: most DNS clients send one question in a flow. */
-function questions(udp, key) {
+function questions(udp, key, expects) {
   const share = unansweredShare(key);
   return [
     ["Answered", udp.answered],
     ["Unanswered", udp.unanswered],
     ["Refused", udp.refused],
-    ...(share === null ? [] : [["Unanswered, 15 min", h("span", { class: share > 0 ? "why" : null }, percent(share))]]),
+    ...(share === null ? [] : [["Unanswered, 15 min", h("span", { class: share > 0 && expects ? "why" : null }, percent(share))]]),
   ];
+}
+
+/** Returns true unless the port is of a UDP protocol that has not answered yet, such as syslog. */
+function expectsAnswers({ port, udp }) {
+  return !udp || udp.answered > 0 || port === 53;
 }
 
 function outcome(udp) {
@@ -221,11 +228,11 @@ function percent(share) {
   return share > 0 && share < 0.001 ? "< 0.1 %" : `${number(Math.round(1_000 * share) / 10)} %`;
 }
 
-/** Counts the failed connects to a backend, or its unanswered UDP flows, each kind with its likely cause. */
-function failures(connect) {
+/** Counts the failed connects to a backend, or its unanswered UDP flows, each kind with its likely cause. A protocol without answers, such as syslog, does not fail. */
+function failures(connect, expects) {
   const kinds = [
     [connect?.refused, "refused", "Nothing listens at this port, or the pod rejects the client."],
-    [connect?.unanswered, "unanswered", "The pod or its node is away, or packets to it are dropped."],
+    [expects && connect?.unanswered, "unanswered", "The pod or its node is away, or packets to it are dropped."],
   ];
   return kinds.filter(([number]) => number > 0).map(([number, kind, why]) => h("span", { class: "why", title: why }, ` · ${count(number)} ${kind}`));
 }
@@ -246,13 +253,13 @@ function frontends(frontends) {
 }
 
 /** Shows backends by zone, then by node; this node comes first, then the others by name. */
-function zones(backends) {
+function zones(backends, expects) {
   if (backends.length === 0) return h("p", { class: "nothing" }, "No endpoints are listed for this port.");
   const zones = grouped(backends, (backend) => backend.zone ?? "");
-  return h("div", { class: "zones" }, [...zones].map(([zone, backends]) => zoneOf(zone, backends)));
+  return h("div", { class: "zones" }, [...zones].map(([zone, backends]) => zoneOf(zone, backends, expects)));
 }
 
-function zoneOf(zone, backends) {
+function zoneOf(zone, backends, expects) {
   const [ready, total] = readiness(backends);
   const nodes = grouped(backends, (backend) => backend.node ?? "");
   return h(
@@ -264,21 +271,21 @@ function zoneOf(zone, backends) {
       h("span", {}, zone || "no zone"),
       h("span", { class: "faint" }, `${count(ready)} of ${count(total)} ready, ${plural(flowsOf(backends), "flow")}`),
     ),
-    [...nodes].map(([node, backends]) => nodeOf(node, backends)),
+    [...nodes].map(([node, backends]) => nodeOf(node, backends, expects)),
   );
 }
 
-function nodeOf(node, backends) {
+function nodeOf(node, backends, expects) {
   const isLocal = backends.some((backend) => backend.local);
   return h(
     "section",
     { class: `node ${isLocal ? "local" : ""}`, "data-key": `node ${node}`, "data-node": node },
     h("h6", {}, node || "no node", isLocal ? h("span", { class: "tag" }, "this node") : null),
-    h("ul", {}, backends.map(backendOf)),
+    h("ul", {}, backends.map((backend) => backendOf(backend, expects))),
   );
 }
 
-function backendOf(backend) {
+function backendOf(backend, expects) {
   const [kind, text] = stateOf(backend);
   return h(
     "li",
@@ -286,7 +293,7 @@ function backendOf(backend) {
     h("span", { class: "mono" }, backend.address, copyButton(backend.address)),
     h("span", { class: `state ${kind}` }, text),
     h("span", { class: "pod faint", title: backend.pod }, backend.pod?.split("/").at(-1)),
-    h("span", { class: "faint" }, takes(backend), backend.flows > 0 ? ` · ${plural(backend.flows, "flow")}` : null, backend.connect?.connects ? ` · connects in ${seconds(backend.connect.connectP50)}` : null, backend.udp && outcomes(backend.udp) > 0 ? ` · ${outcome(backend.udp)}` : null, failures(backend.udp ?? backend.connect)),
+    h("span", { class: "faint" }, takes(backend), backend.flows > 0 ? ` · ${plural(backend.flows, "flow")}` : null, backend.connect?.connects ? ` · connects in ${seconds(backend.connect.connectP50)}` : null, backend.udp && outcomes(backend.udp) > 0 ? ` · ${outcome(backend.udp)}` : null, failures(backend.udp ?? backend.connect, expects)),
   );
 }
 
