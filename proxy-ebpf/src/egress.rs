@@ -16,7 +16,7 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Act
     A::parse(skb, Hook::EGRESS, Reading::behind(link), memory.lend())?;
     let mark = skb.weigh(noted, skb.found().is_fragment());
     if mark.port_shows() {
-        foreign_nat::learn::<A>(memory.lend());
+        foreign_nat::track::<A>(memory.lend());
     }
     if mark.is_done() || mark.port_shows() {
         skb.settle_packet_mark();

@@ -41,7 +41,7 @@ pub fn follow<A: Net>(
 
 /// Implements [`follow`], behind a global function.
 #[inline(always)]
-pub fn learn<A: Net>(
+pub fn apply<A: Net>(
     skb: Skb,
     hook: Hook,
     mark: PacketMark,
@@ -94,7 +94,7 @@ pub fn learn<A: Net>(
     // validates it as well, with one look-up of the routes per term.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
     let needs_validation = is_given_back || is_change || flow.last_secs != maps::about_now_secs();
-    if needs_validation && is_in_anothers_name(skb, packet, hook, mark, kind) {
+    if needs_validation && is_spoofed_packet(skb, packet, hook, mark, kind) {
         return Err(Reason::Spoofed);
     }
     if kind == EntryKind::Undnat
@@ -113,7 +113,7 @@ pub fn learn<A: Net>(
     if flow.is_lost() && !packet.opens() {
         return Err(Reason::BackendLost);
     }
-    heed(&entry, packet, mark, flow, kind, decision)
+    update(&entry, packet, mark, flow, kind, decision)
 }
 
 /// Returns true if a packet from the backend has the flow's tuple, but belongs to another
@@ -172,7 +172,7 @@ fn is_answered_by_another<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
 
 /// Returns true if the packet's source is spoofed: see [`net::is_spoofed`](crate::net::is_spoofed).
 #[inline(always)]
-fn is_in_anothers_name<A: Net>(
+fn is_spoofed_packet<A: Net>(
     skb: Skb,
     packet: &Packet<A>,
     hook: Hook,
@@ -201,7 +201,7 @@ fn is_in_anothers_name<A: Net>(
 /// Updates a flow with a packet that has its tuple. Returns false if the packet belongs to another
 /// connection, or has to open a new flow.
 #[inline(always)]
-fn heed<A: Net>(
+fn update<A: Net>(
     entry: &Entry<A>,
     packet: &mut Packet<A>,
     mark: PacketMark,

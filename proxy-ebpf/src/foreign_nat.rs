@@ -100,7 +100,7 @@ pub fn meet<A: Net>(mut memory: Memory) -> Result<bool, Reason> {
 /// masqueraded it. The packet keeps its port, because TCP packets in the middle of a connection
 /// skip the look-up. A flow with the tuple is closed if it is half-open and silent.
 #[inline(always)]
-pub fn learn<A: Net>(mut memory: Memory) {
+pub fn track<A: Net>(mut memory: Memory) {
     if A::remember_foreign_nat(true, memory.lend())
         && is_taken::<A>(memory.lend())
         && let Some((scratch, _)) = memory.scratch::<A>()

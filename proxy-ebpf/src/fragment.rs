@@ -65,13 +65,13 @@ pub fn is_stub_for_service<A: Net>(skb: Skb) -> bool {
         lookup::is_services(&SockAddr::new(*addr, Port::from_wire(port)), found.proto)
     });
     dst == Ok(true)
-        || found.proto == Proto::TCP && redirect::is_on() && is_in_anothers_name::<A>(skb)
+        || found.proto == Proto::TCP && redirect::is_on() && is_spoofed_fragment::<A>(skb)
 }
 
 /// Returns true if a fragment is spoofed. The stack may reassemble it into a FIN or RST, which a
 /// liberal conntrack entry accepts.
 #[inline(always)]
-fn is_in_anothers_name<A: Net>(skb: Skb) -> bool {
+fn is_spoofed_fragment<A: Net>(skb: Skb) -> bool {
     let at = skb.found().link().len();
     let (Ok(src), Ok(dst)) = (
         skb.load::<A>(at + A::SRC_OFFSET),

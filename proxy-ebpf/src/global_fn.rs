@@ -145,15 +145,15 @@ global_functions! {
         redirect::errors::deliver::<Addr6>(Skb::from_ptr(skb), memory()).0
     }
 
-    /// Calls [`redirect::opener::find_way`]. Returns 0.
-    fn kpx_find_way4(skb: *mut __sk_buff) -> u32 {
-        redirect::opener::find_way::<Addr4>(Skb::from_ptr(skb), memory());
+    /// Calls [`redirect::opener::find_route`]. Returns 0.
+    fn kpx_find_route4(skb: *mut __sk_buff) -> u32 {
+        redirect::opener::find_route::<Addr4>(Skb::from_ptr(skb), memory());
         0
     }
 
-    /// Calls [`redirect::opener::find_way`]. Returns 0.
-    fn kpx_find_way6(skb: *mut __sk_buff) -> u32 {
-        redirect::opener::find_way::<Addr6>(Skb::from_ptr(skb), memory());
+    /// Calls [`redirect::opener::find_route`]. Returns 0.
+    fn kpx_find_route6(skb: *mut __sk_buff) -> u32 {
+        redirect::opener::find_route::<Addr6>(Skb::from_ptr(skb), memory());
         0
     }
 
@@ -232,9 +232,9 @@ global_functions! {
         Outcome::of_number(rewrite_packet::<Addr4>(Skb::from_ptr(skb), memory()).map(|()| 0)).0
     }
 
-    /// Calls [`flow::learn`]. Returns 1 if the packet has a flow, 0 if not, or a reason.
+    /// Calls [`flow::apply`]. Returns 1 if the packet has a flow, 0 if not, or a reason.
     fn kpx_follow4(skb: *mut __sk_buff, hook: u32, mark: u32) -> i32 {
-        let is_known = flow::learn::<Addr4>(Skb::from_ptr(skb), Hook(hook as u8), PacketMark(mark), memory());
+        let is_known = flow::apply::<Addr4>(Skb::from_ptr(skb), Hook(hook as u8), PacketMark(mark), memory());
         Outcome::of_number(is_known.map(i32::from)).0
     }
 
@@ -328,9 +328,9 @@ global_functions! {
         Outcome::of_number(rewrite_packet::<Addr6>(Skb::from_ptr(skb), memory()).map(|()| 0)).0
     }
 
-    /// Calls [`flow::learn`]. Returns 1 if the packet has a flow, 0 if not, or a reason.
+    /// Calls [`flow::apply`]. Returns 1 if the packet has a flow, 0 if not, or a reason.
     fn kpx_follow6(skb: *mut __sk_buff, hook: u32, mark: u32) -> i32 {
-        let is_known = flow::learn::<Addr6>(Skb::from_ptr(skb), Hook(hook as u8), PacketMark(mark), memory());
+        let is_known = flow::apply::<Addr6>(Skb::from_ptr(skb), Hook(hook as u8), PacketMark(mark), memory());
         Outcome::of_number(is_known.map(i32::from)).0
     }
 

@@ -152,7 +152,7 @@ fn look_up<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<boo
     }
     let is_known = flow::follow::<A>(skb, Hook::INGRESS, PacketMark::NONE, memory.lend())?;
     let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
-    if !is_known && speaks_for_node(&scratch.packet) {
+    if !is_known && has_node_source(&scratch.packet) {
         return Err(Reason::Spoofed);
     }
     Ok(is_known)
@@ -163,7 +163,7 @@ fn look_up<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<boo
 /// `accept_local`. It forwards IPv6, and a bridge does not route. The egress hook cannot validate
 /// such a source, because netfilter's reverse NAT may have set it.
 #[inline(never)]
-fn speaks_for_node<A: Net>(packet: &Packet<A>) -> bool {
+fn has_node_source<A: Net>(packet: &Packet<A>) -> bool {
     maps::own_addr(&packet.src.addr).is_some() && maps::is_undnat(&packet.flow_key(Hook::EGRESS))
 }
 
@@ -176,7 +176,7 @@ fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     }
     let chosen = choose::<A>(skb, memory.lend());
     if chosen.is_ok() && redirect::opens_flows() {
-        redirect::find_way::<A>(skb, memory.lend());
+        redirect::find_route::<A>(skb, memory.lend());
     }
     let opened = chosen.and_then(|()| open::flow::<A>(memory.lend()));
     let (scratch, mut decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;

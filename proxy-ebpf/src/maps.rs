@@ -54,7 +54,7 @@ mod services;
 mod shares;
 mod sockets;
 
-pub use answers::{Asker, may_answer};
+pub use answers::{SenderKind, may_answer};
 pub use clock::{about_now_secs, in_this_tick};
 pub use connects::{count_outcome, note_answer, note_outcome, waited};
 pub use devices::{address_at, device, is_stacked, mac_of, mtu_of, place_of};
@@ -75,7 +75,7 @@ pub use monitor::{is_watched, monitor};
 pub use senders::{Moment, is_kept as is_sender, keep as keep_sender};
 pub use services::{service_closed, service_opened, service_refused};
 pub use shares::share;
-pub use sockets::{DIALLED4, DIALLED6, forget_socket, is_led, remember_socket, socket};
+pub use sockets::{DIALLED4, DIALLED6, forget_socket, is_served_pod, remember_socket, socket};
 
 const DEVICES_MAX: u32 = 65_536;
 
@@ -145,7 +145,8 @@ static GENERATION: Array<u32> = Array::with_max_entries(1, 0);
 /// The counters, followed by this CPU's numbers of answers in the current second: Linux allows a
 /// program 64 maps.
 #[map]
-static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT + Asker::COUNT, 0);
+static COUNTERS: PerCpuArray<u64> =
+    PerCpuArray::with_max_entries(Counter::COUNT + SenderKind::COUNT, 0);
 
 #[map]
 static CPUS: PerCpuArray<Cpu> = PerCpuArray::with_max_entries(1, 0);

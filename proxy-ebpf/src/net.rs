@@ -135,7 +135,7 @@ pub trait Net: Addr + Maps {
     /// conntrack.
     fn is_hidden_and_spoofed(skb: Skb, link: LinkHeader) -> bool;
 
-    /// Calls [`flow::learn`](crate::flow::learn).
+    /// Calls [`flow::apply`](crate::flow::apply).
     fn follow(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome;
     /// Calls [`packet::parse`](crate::packet::parse).
     fn parse(skb: Skb, hook: Hook, reading: Reading, memory: Memory) -> Result<(), Reason>;
@@ -297,7 +297,7 @@ pub fn spoofed<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
         return false;
     }
     // Behind netfilter's reverse NAT, a container's reply has a node address as its source.
-    // `ingress::speaks_for_node` has validated the source with which it came in.
+    // `ingress::has_node_source` has validated the source with which it came in.
     if at == At::Before && maps::own_addr(src).is_some() {
         return false;
     }

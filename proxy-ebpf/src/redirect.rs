@@ -117,8 +117,8 @@ pub fn run<A: Forward>(skb: Skb, is_known: bool, _: Memory) -> Option<Result<Act
 
 /// Finds the route of the flow that `scratch.opening` is about to open, and stores it there.
 #[inline(always)]
-pub fn find_way<A: Forward>(skb: Skb, _: Memory) {
-    A::find_way(skb);
+pub fn find_route<A: Forward>(skb: Skb, _: Memory) {
+    A::find_route(skb);
 }
 
 /// Delivers the first packet of the flow that has just been opened. `None` leaves the packet to the

@@ -7,7 +7,7 @@ use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 
-use crate::maps::Asker;
+use crate::maps::SenderKind;
 use crate::maps::about_now_secs;
 use crate::net::{FragmentPart, Header, Net, fold, sum};
 use crate::packet::checksum_offset;
@@ -75,23 +75,23 @@ struct IcmpHeader {
 /// and the limit per second is not reached.
 #[inline(never)]
 pub fn may_answer(skb: Skb, exit: Exit) -> bool {
-    let (is_for_us, asker) = match exit {
-        Exit::Host => (true, Asker::Host),
-        Exit::Headerless => (skb.is_ours(), Asker::Other),
+    let (is_for_us, sender) = match exit {
+        Exit::Host => (true, SenderKind::Host),
+        Exit::Headerless => (skb.is_ours(), SenderKind::Other),
         Exit::Device => {
             let (flags, _) = maps::place_of(skb.ifindex());
-            let asker = if flags & Device::POD != 0 {
-                Asker::Pod
+            let sender = if flags & Device::POD != 0 {
+                SenderKind::Pod
             } else {
-                Asker::Other
+                SenderKind::Other
             };
             (
                 skb.peek(0).is_some_and(|mac| is_for_us(skb, flags, mac)),
-                asker,
+                sender,
             )
         }
     };
-    is_for_us && maps::may_answer(asker, about_now_secs())
+    is_for_us && maps::may_answer(sender, about_now_secs())
 }
 
 #[inline(always)]

@@ -9,28 +9,28 @@ use crate::setting::ANSWERS_PER_SEC;
 /// the rest.
 #[derive(Clone, Copy)]
 #[repr(u32)]
-pub enum Asker {
+pub enum SenderKind {
     Host,
     Pod,
     Other,
 }
 
-impl Asker {
+impl SenderKind {
     pub const COUNT: u32 = Self::Other as u32 + 1;
 }
 
 /// Counts an answer. Returns true if it is within this CPU's limit for the current second.
 #[inline(always)]
-pub fn may_answer(asker: Asker, now_secs: u32) -> bool {
+pub fn may_answer(sender: SenderKind, now_secs: u32) -> bool {
     let limit = ANSWERS_PER_SEC.get();
-    answers_in(asker, now_secs) < limit
+    answers_in(sender, now_secs) < limit
 }
 
 /// Counts an answer, and returns the number of this CPU's earlier answers in this second. The upper
 /// half of the counter is the second.
 #[inline(always)]
-fn answers_in(asker: Asker, now_secs: u32) -> u32 {
-    let Some(answered) = COUNTERS.find_here(&(Counter::COUNT + asker as u32)) else {
+fn answers_in(sender: SenderKind, now_secs: u32) -> u32 {
+    let Some(answered) = COUNTERS.find_here(&(Counter::COUNT + sender as u32)) else {
         return u32::MAX;
     };
     let count_in = |answered: u64| {

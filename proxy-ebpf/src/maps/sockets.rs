@@ -21,7 +21,7 @@ static SOCKET_PODS: HashMap<u64, u32> = HashMap::with_max_entries(PODS_MAX, NO_P
 
 /// Returns true if this is the cgroup of a pod with socket load balancing.
 #[inline(always)]
-pub fn is_led(cgroup: u64) -> bool {
+pub fn is_served_pod(cgroup: u64) -> bool {
     copied_here(&SOCKET_PODS, &cgroup) == Some(LED)
 }
 

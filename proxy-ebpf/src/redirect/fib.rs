@@ -141,7 +141,7 @@ pub trait Forward: Net {
         dst: &SockAddr<Self>,
     ) -> Result<(), Reason>;
     /// Returns true if a packet with the usual headers has a hop left for another host.
-    fn may_go_on(skb: Skb, head: &Head<Self>) -> bool;
+    fn has_hop_left(skb: Skb, head: &Head<Self>) -> bool;
     fn any_key(key: &FlowKey<Self>) -> AnyKey;
 
     /// Calls [`super::quick`].
@@ -150,20 +150,20 @@ pub trait Forward: Net {
     fn deliver(skb: Skb, known: Known) -> Delivery;
     /// Calls [`super::errors::deliver`].
     fn deliver_error(skb: Skb) -> Delivery;
-    /// Calls [`super::opener::find_way`].
-    fn find_way(skb: Skb);
+    /// Calls [`super::opener::find_route`].
+    fn find_route(skb: Skb);
 }
 
 /// Finds the route of a packet from `src` to `dst`, as prepared by [`FibResult::ask`]. The packet
 /// must have the usual IP header. Returns false if the packet takes the stack.
 #[inline(always)]
 pub fn find<A: Forward>(skb: Skb, proto: Proto, route: &mut FibResult, src: &A, dst: &A) -> bool {
-    may_go_on::<A>(skb) && find_on(skb, proto, route, src, dst)
+    has_hop_left::<A>(skb) && find_on(skb, proto, route, src, dst)
 }
 
 /// Returns true if a packet has a hop left for another host.
 #[inline(always)]
-fn may_go_on<A: Forward>(skb: Skb) -> bool {
+fn has_hop_left<A: Forward>(skb: Skb) -> bool {
     skb.load::<u8>(A::HOPS_OFFSET).is_ok_and(|hops| hops > 1)
 }
 
@@ -307,7 +307,7 @@ impl Forward for Addr4 {
     }
 
     #[inline(always)]
-    fn may_go_on(_: Skb, head: &Head<Self>) -> bool {
+    fn has_hop_left(_: Skb, head: &Head<Self>) -> bool {
         head.check.to_ne_bytes()[0] > 1
     }
 
@@ -332,8 +332,8 @@ impl Forward for Addr4 {
     }
 
     #[inline(always)]
-    fn find_way(skb: Skb) {
-        global_fn::kpx_find_way4(skb.as_ptr());
+    fn find_route(skb: Skb) {
+        global_fn::kpx_find_route4(skb.as_ptr());
     }
 }
 
@@ -362,8 +362,8 @@ impl Forward for Addr6 {
     }
 
     #[inline(always)]
-    fn may_go_on(skb: Skb, _: &Head<Self>) -> bool {
-        may_go_on::<Self>(skb)
+    fn has_hop_left(skb: Skb, _: &Head<Self>) -> bool {
+        has_hop_left::<Self>(skb)
     }
 
     #[inline(always)]
@@ -387,7 +387,7 @@ impl Forward for Addr6 {
     }
 
     #[inline(always)]
-    fn find_way(skb: Skb) {
-        global_fn::kpx_find_way6(skb.as_ptr());
+    fn find_route(skb: Skb) {
+        global_fn::kpx_find_route6(skb.as_ptr());
     }
 }

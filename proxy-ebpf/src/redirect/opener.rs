@@ -15,7 +15,7 @@ use crate::skb::Skb;
 /// Finds the route of the flow that `scratch.opening` is about to open, and stores it there.
 /// Without a route the flow takes the stack.
 #[inline(always)]
-pub fn find_way<A: Forward>(skb: Skb, memory: Memory) {
+pub fn find_route<A: Forward>(skb: Skb, memory: Memory) {
     let Some((
         Scratch {
             packet,

@@ -49,12 +49,12 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
         marked,
         begins_or_ends && !ends_past_stack,
     ) {
-        Found::There(entry) => (entry, true),
-        Found::Back(entry) => (entry, false),
+        Found::Original(entry) => (entry, true),
+        Found::Reply(entry) => (entry, false),
         Found::Unknown => return Outcome::NOT_ESTABLISHED,
         _ if ends_past_stack => return Outcome::NOT_ESTABLISHED,
         found => {
-            let others = if matches!(found, Found::Left) {
+            let others = if matches!(found, Found::ReplyByStack) {
                 Others::ANY
             } else {
                 Others::NO_ANSWER
@@ -114,12 +114,12 @@ pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
 /// The entry of a packet.
 enum Found<A: Forward> {
     /// The packet goes to the backend.
-    There(Entry<A>),
+    Original(Entry<A>),
     /// The packet comes from the backend, and may skip the stack.
-    Back(Entry<A>),
+    Reply(Entry<A>),
     /// The packet comes from the backend, and takes the stack. The hook where it leaves translates
     /// it.
-    Left,
+    ReplyByStack,
     Nothing,
     /// The slow path has to find out.
     Unknown,
@@ -138,7 +138,7 @@ fn find_entry<A: Forward>(
     if !marked.is_answer_to_client(head.dst.port.get())
         && let Some(entry) = maps::live_flow_here(key)
     {
-        return Found::There(entry);
+        return Found::Original(entry);
     }
     key.set_hook(Hook::EGRESS);
     let reply = maps::live_flow_here(key);
@@ -153,10 +153,14 @@ fn find_entry<A: Forward>(
             let is_noted =
                 || entry.read(|flow| flow.rx.has(Seen::DIRECT)) || notes(skb, head, &entry, key);
             let is_left = is_end_of_stack(&entry) && !may_end_another() && is_noted();
-            if is_left { Found::Left } else { Found::Unknown }
+            if is_left {
+                Found::ReplyByStack
+            } else {
+                Found::Unknown
+            }
         }
-        Some(entry) if !begins_or_ends && is_of_stack(skb, head, &entry) => Found::Left,
-        Some(entry) => Found::Back(entry),
+        Some(entry) if !begins_or_ends && is_of_stack(skb, head, &entry) => Found::ReplyByStack,
+        Some(entry) => Found::Reply(entry),
         None if may_end_another() => Found::Unknown,
         None => Found::Nothing,
     }
@@ -214,7 +218,7 @@ fn leave_for<A: Forward>(
     } = scratch;
     // The route is looked up for the addresses between the hooks, where the client has its own
     // address.
-    if !A::may_go_on(skb, head)
+    if !A::has_hop_left(skb, head)
         || !find_on(skb, head.proto, route, &head.src.addr, &becomes.dst.addr)
     {
         return Outcome::NOT_ESTABLISHED;

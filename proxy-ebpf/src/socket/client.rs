@@ -26,7 +26,7 @@ impl Client {
         let netns = peer.netns();
         let origin = if netns == peer::own_netns() {
             Origin::NODE
-        } else if !leads_pod(proto, node) {
+        } else if !serves_pod(proto, node) {
             return None;
         } else {
             Origin::POD
@@ -52,7 +52,7 @@ impl Client {
 
 /// Returns true if the programs translate sockets of the calling pod.
 #[inline(always)]
-fn leads_pod(proto: Proto, node: &Node) -> bool {
+fn serves_pod(proto: Proto, node: &Node) -> bool {
     // Masquerading depends on the client's address, which a socket may not have yet.
     if node.has(Node::COMPAT | Node::MASQUERADE_ALL) {
         return false;
@@ -63,20 +63,20 @@ fn leads_pod(proto: Proto, node: &Node) -> bool {
     // A bypass flow is faster than socket load balancing. The agent cannot close stale UDP sockets
     // of pods.
     let is_for_packets = node.has(Node::BARE_PODS) && redirect::opens_flows_by(now_secs);
-    flags() & PODS != 0 && proto == Proto::TCP && !is_for_packets && is_of_led_pod()
+    flags() & PODS != 0 && proto == Proto::TCP && !is_for_packets && is_of_served_pod()
 }
 
 /// Returns true if the calling thread is in the cgroup of a pod in `SOCKET_PODS`, or at most
 /// [`PODS_BELOW`] levels below it. Containers inside a pod are deeper. They may be nodes of another
 /// cluster, with its own Services at the same addresses.
 #[inline(never)]
-fn is_of_led_pod() -> bool {
+fn is_of_served_pod() -> bool {
     for level in 1..=PODS_DEPTH {
         let cgroup = cgroup_at(level);
         if cgroup == 0 {
             return false;
         }
-        if maps::is_led(cgroup) {
+        if maps::is_served_pod(cgroup) {
             return cgroup_at(level + PODS_BELOW + 1) == 0;
         }
     }
