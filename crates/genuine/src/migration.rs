@@ -103,7 +103,7 @@ fn steps(state: &State, parts: &Parts, run: &mut Run) -> Result<()> {
     // The drain ends with the last open connection, or after five minutes.
     run.release();
     run.step("kpx drained", || {
-        until_within(Duration::from_secs(480), "kpx has left the nodes", || {
+        until_within(Duration::from_secs(330), "kpx has left the nodes", || {
             for node in &state.nodes {
                 let mut link = state.enter(node, "ip")?;
                 let found = output(link.args(["-brief", "link"]))?;
