@@ -20,8 +20,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
+use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
 use kube::Client;
+use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
@@ -103,6 +105,14 @@ impl Page {
     }
 }
 
+/// Returns what to ask a node for: its data of this name, with parameters.
+fn question<'a>(data: &str, pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+    let pairs = form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(pairs)
+        .finish();
+    format!("{data}?{pairs}")
+}
+
 impl Shared {
     fn new(connect: ConnectArgs, port: u16, client: Client) -> Self {
         Self {
@@ -126,6 +136,20 @@ impl Shared {
             .iter()
             .map(|(name, link)| (name.clone(), link.clone()));
         links.collect()
+    }
+
+    /// Asks all nodes at once, and returns each answer as it arrives.
+    fn ask_all<'a, T: DeserializeOwned + 'a>(
+        &self,
+        what: &'a str,
+        limit: Duration,
+    ) -> FuturesUnordered<impl Future<Output = (String, Result<T>)> + use<'a, T>> {
+        let asked = self.links().into_iter();
+        let asked = asked.map(|(node, link)| async move {
+            let answer = link.ask(what, limit).await;
+            (node, answer)
+        });
+        asked.collect()
     }
 
     /// Returns the seconds between two rounds of a node.

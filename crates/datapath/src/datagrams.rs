@@ -165,7 +165,8 @@ impl<A: Addr> DatagramLedger<A> {
         }
     }
 
-    /// Adds the outcomes of removed flows to those of the flows in the table.
+    /// Adds the outcomes of removed flows to those of the flows in the table, and raises the number of
+    /// answered flows to at least its last value.
     pub(super) fn add_to(&mut self, found: &mut ByBackend<A>) {
         for row in self.rows.values_mut().flat_map(BTreeMap::values_mut) {
             row.in_table = 0;

@@ -4,13 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use jiff::{SignedDuration, Timestamp};
 use proxy_view::history::STEP;
 use proxy_view::{HistoryView, SeriesView, ServiceSeriesView};
 use serde::Serialize;
 
-use super::{Page, lock};
+use super::{Page, lock, question};
 
 /// Time limit for each node: a slow one is left out of this answer.
 const LIMIT: Duration = Duration::from_secs(3);
@@ -29,7 +28,7 @@ pub struct ClusterHistory {
     /// The UDP flows of each node's clients to the Service in the history's time.
     pub nodes: Vec<NodeUdp>,
     /// The nodes whose history is missing: they gave no answer, or their last point is not of now.
-    pub missing: Vec<String>,
+    pub missing: BTreeSet<String>,
 }
 
 /// UDP flows per second on one node.
@@ -53,44 +52,41 @@ impl Page {
     /// send other Services' points: they are megabytes.
     pub async fn history(&self, service: Option<&str>) -> ClusterHistory {
         // No Service has an empty name.
-        let question = form_urlencoded::Serializer::new("history?".to_owned())
-            .append_pair("service", service.unwrap_or_default())
-            .finish()
-            .replace("?&", "?");
-        let question = &question;
-        let asked = self.0.links().into_iter().map(|(node, link)| async move {
-            let answer = link.ask::<HistoryView>(question, LIMIT).await;
-            (node, answer)
-        });
-        let mut asked: FuturesUnordered<_> = asked.collect();
+        let question = question("history", [("service", service.unwrap_or_default())]);
+        let mut answers = self.0.ask_all::<HistoryView>(&question, LIMIT);
         let mut all = Vec::new();
-        while let Some((node, answer)) = asked.next().await {
-            let Ok(history) = answer else { continue };
-            let Some(end) = history.end else { continue };
+        let mut missing = BTreeSet::new();
+        while let Some((node, answer)) = answers.next().await {
+            let Some((end, history)) = answer
+                .ok()
+                .and_then(|history| Some((history.end?, history)))
+            else {
+                missing.insert(node);
+                continue;
+            };
             let skew = lock(&self.0.merged).skew(&node);
             let end = skew.map_or(end, |skew| skew.corrected(end));
             all.push(Of { node, end, history });
         }
-        let found = merged(all, service, Timestamp::now());
-        let links = self.0.links();
-        let missing = links.into_iter().map(|(node, _)| node);
-        let missing = missing.filter(|node| !found.1.contains(node)).collect();
-        ClusterHistory { missing, ..found.0 }
+        let mut found = merged(all, service, Timestamp::now());
+        found.missing.append(&mut missing);
+        found
     }
 }
 
-/// Merges histories point by point. Returns the nodes with a part in it, too.
-fn merged(
-    mut all: Vec<Of>,
-    service: Option<&str>,
-    now: Timestamp,
-) -> (ClusterHistory, BTreeSet<String>) {
-    all.retain(|one| now.duration_since(one.end).abs() <= STALE);
+/// Merges histories point by point.
+fn merged(all: Vec<Of>, service: Option<&str>, now: Timestamp) -> ClusterHistory {
+    let (mut all, stale): (Vec<_>, Vec<_>) = all
+        .into_iter()
+        .partition(|one| now.duration_since(one.end).abs() <= STALE);
+    let missing = stale.into_iter().map(|one| one.node).collect();
     all.sort_by(|a, b| a.node.cmp(&b.node));
-    let parts = all.iter().map(|one| one.node.clone()).collect();
     // The points of all nodes end there.
     let Some(end) = all.iter().map(|one| one.end).min() else {
-        return (ClusterHistory::default(), parts);
+        return ClusterHistory {
+            missing,
+            ..ClusterHistory::default()
+        };
     };
     let points = all.iter().map(|one| one.history.points).max();
     let points = points.unwrap_or(0).min(POINTS);
@@ -125,7 +121,7 @@ fn merged(
             unanswered,
         });
     }
-    let found = ClusterHistory {
+    ClusterHistory {
         history: HistoryView {
             step_secs: STEP.as_secs(),
             end: Some(end),
@@ -135,9 +131,8 @@ fn merged(
             ..HistoryView::default()
         },
         nodes,
-        missing: Vec::new(),
-    };
-    (found, parts)
+        missing,
+    }
 }
 
 /// Returns the number of steps in a time, rounded.
@@ -252,8 +247,11 @@ mod tests {
             of("n4", 900_000, &[900.0], 9.0),
         ];
         let now = Timestamp::from_millisecond(105_000).unwrap();
-        let (found, parts) = merged(all, Some("kube-system/dns"), now);
-        assert_eq!(parts, BTreeSet::from(["n1".to_owned(), "n2".to_owned()]));
+        let found = merged(all, Some("kube-system/dns"), now);
+        assert_eq!(
+            found.missing,
+            BTreeSet::from(["n3".to_owned(), "n4".to_owned()])
+        );
         let series = &found.history.services[0].series;
         assert_eq!(
             found.history.end.map(|end| end.as_millisecond()),
@@ -274,10 +272,12 @@ mod tests {
     #[test]
     fn other_services_and_no_answer_leave_nothing() {
         let now = Timestamp::UNIX_EPOCH;
-        let (found, _) = merged(vec![of("n1", 0, &[1.0], 0.1)], None, now);
+        let found = merged(vec![of("n1", 0, &[1.0], 0.1)], None, now);
         assert!(found.history.services.is_empty() && found.nodes.is_empty());
         assert_eq!(found.history.total.opened, [Some(1.0)]);
-        let (nothing, _) = merged(Vec::new(), None, now);
-        assert_eq!(nothing.history, HistoryView::default());
+        assert_eq!(
+            merged(Vec::new(), None, now).history,
+            HistoryView::default()
+        );
     }
 }

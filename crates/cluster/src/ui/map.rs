@@ -5,11 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::{Page, Shared, Whose, lock};
+use super::{Page, Shared, Whose, lock, question};
 
 /// Time limit for each node, which reads its flow tables: a slow one is left out of this answer.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -84,16 +83,9 @@ impl Page {
     /// Returns the open flows of a namespace, or of one of its Services.
     pub async fn map(&self, namespace: &str, service: Option<&str>) -> ClusterMap {
         let named = service.map(|service| ("service", service));
-        let question = form_urlencoded::Serializer::new("map?".to_owned())
-            .extend_pairs([("namespace", namespace)].into_iter().chain(named))
-            .finish()
-            .replace("?&", "?");
-        let question = &question;
-        let asked = self.0.links().into_iter().map(|(node, link)| async move {
-            let answer = link.ask::<NodeMap>(question, LIMIT).await;
-            (node, answer)
-        });
-        let mut answers: FuturesUnordered<_> = asked.collect();
+        let pairs = [("namespace", namespace)].into_iter().chain(named);
+        let question = question("map", pairs);
+        let mut answers = self.0.ask_all::<NodeMap>(&question, LIMIT);
         let mut maps = BTreeMap::new();
         while let Some((node, answer)) = answers.next().await {
             if let Ok(map) = answer {

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use proxy_view::page::RowFailures;
 use proxy_view::rates::Reading;
 use proxy_view::{PortCounts, PortView, ServiceView, UdpView};
@@ -13,7 +12,7 @@ use serde::Serialize;
 
 use super::link::is_refused;
 use super::merge::Apart;
-use super::{Page, lock};
+use super::{Page, lock, question};
 use crate::sum::{add_backend, summed};
 
 /// Time limit for each node: a slow one is left out of this answer.
@@ -55,16 +54,8 @@ pub struct NodeService {
 impl Page {
     /// Returns the Service; `None` if no node has it.
     pub async fn service(&self, namespace: &str, name: &str) -> Option<ClusterService> {
-        let question = form_urlencoded::Serializer::new(String::new())
-            .append_pair("namespace", namespace)
-            .append_pair("name", name)
-            .finish();
-        let question = &format!("service?{question}");
-        let asked = self.0.links().into_iter().map(|(node, link)| async move {
-            let answer = link.ask::<ServiceView>(question, LIMIT).await;
-            (node, answer)
-        });
-        let mut answers: FuturesUnordered<_> = asked.collect();
+        let question = question("service", [("namespace", namespace), ("name", name)]);
+        let mut answers = self.0.ask_all::<ServiceView>(&question, LIMIT);
         let mut nodes: BTreeMap<String, NodeService> = lock(&self.0.merged)
             .names()
             .map(|node| (node.to_owned(), NodeService::without(node, "silent")))
