@@ -351,8 +351,13 @@ fn network_with_the_ranges_prefix_is_reached_from_a_host_outside() -> Result<()>
         let early = if comes_first { Some(make()?) } else { None };
         let agent = Agent::start_outside(&base.lab, xl, base.cluster.source(), &[])?;
         let container = early.map_or_else(make, Ok)?;
-        let within = || -> Result<bool> { Ok(state(&xl.ns)?.contains("10.96.0.10 dev kpx0")) };
-        wait_until(DEADLINE, "the ClusterIP has a route of its own", within)?;
+        // The agent sets the routes of IPv4 first.
+        let within = || -> Result<bool> {
+            let state = state(&xl.ns)?;
+            let own = ["10.96.0.10 dev kpx0", "fd00:10:96::10 dev kpx0"];
+            Ok(own.iter().all(|route| state.contains(route)))
+        };
+        wait_until(DEADLINE, "the ClusterIPs have routes of their own", within)?;
         let reported = if comes_first {
             "the network came first"
         } else {
