@@ -117,8 +117,11 @@ fn by_affinity<A: Net>(client: &A, service: &Service, decision: &mut Decision<A>
     } else {
         0
     };
+    if !endpoint.is_in(decision.set) {
+        return false;
+    }
     decision.backend = Backend::new(had.backend.addr, had.backend.port, flags);
-    endpoint.is_in(decision.set)
+    true
 }
 
 #[inline(never)]

@@ -202,19 +202,20 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     let Some(node) = maps::node() else {
         return DialResult::Left;
     };
-    let Some(client) = Client::of(peer, proto, node) else {
+    let Some(mut client) = Client::of(peer, proto, node) else {
         return DialResult::Left;
     };
     if node.has(Node::DRAINING) || !client.may_dial(&at.addr, node) {
         return DialResult::Left;
     }
     // Known values would multiply the verifier's work on what follows.
+    at.addr = at.addr.any();
     let proto = Proto(kpx_any(proto.0.into()) as u8);
-    let origin = Origin(kpx_any(client.origin.0.into()) as u8);
+    client.origin = Origin(kpx_any(client.origin.0.into()) as u8);
     let is_bound = kpx_any(is_bound.into()) != 0;
     let port = Port::from_wire(client.cookie as u16);
     let dialling = Dialling {
-        client: SockAddr::new(A::of_netns(client.netns), port),
+        client: SockAddr::new(A::of_netns(client.netns).any(), port),
         dialled: *at,
         proto,
     };
@@ -223,7 +224,7 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
         frontend: FrontendKey::address(A::UNSPECIFIED),
         service: FrontendKey::address(A::UNSPECIFIED),
         kind: FrontendKind::ADDRESS,
-        origin,
+        origin: client.origin,
         set: Set::CLUSTER,
         flags: 0,
         backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),

@@ -7,6 +7,7 @@ use proxy_common::socket::{Dialled, EVERYWHERE, PODS, PODS_BELOW, PODS_DEPTH};
 
 use super::peer::{self, Peer, cgroup_at, flags};
 use crate::clock::now_secs;
+use crate::global_fn::kpx_any;
 use crate::net::Net;
 use crate::{maps, redirect};
 
@@ -88,6 +89,8 @@ pub trait Family: Net {
     /// Returns an address that no packet has, as the client's address of a network namespace in
     /// session affinity.
     fn of_netns(cookie: u64) -> Self;
+    /// Calls [`kpx_any`] with each word of the address.
+    fn any(self) -> Self;
     /// Stores the dialled frontend with the socket. Without memory for it, `getpeername` shows the
     /// backend.
     fn keep_dialled(peer: Peer, dialled: &Dialled<Self>);
@@ -102,6 +105,11 @@ impl Family for Addr4 {
     #[inline(always)]
     fn of_netns(cookie: u64) -> Self {
         Self::from_wire((0xe000_0000 | cookie as u32 & 0x00ff_ffff).to_be())
+    }
+
+    #[inline(always)]
+    fn any(self) -> Self {
+        Self::from_wire(kpx_any(self.wire()))
     }
 
     #[inline(always)]
@@ -130,6 +138,11 @@ impl Family for Addr6 {
             ((cookie >> 32) as u32).to_be(),
             (cookie as u32).to_be(),
         ])
+    }
+
+    #[inline(always)]
+    fn any(self) -> Self {
+        Self::from_wire(self.wire().map(|word| kpx_any(word)))
     }
 
     #[inline(always)]
