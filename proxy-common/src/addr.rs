@@ -36,6 +36,11 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     /// Returns the multicast address that stands for a namespace in `CLIENTS`, whose other keys are
     /// unicast.
     fn of_namespace(namespace: Namespace) -> Self;
+    /// Returns the address in two registers of two words each, the first word in the lower half. An
+    /// IPv4 address is the first word.
+    fn registers(self) -> [u64; 2];
+    /// The inverse of [`Self::registers`].
+    fn from_registers(registers: [u64; 2]) -> Self;
     /// Folds the words of the address, in wire order, into `seed`.
     fn fold_words(self, seed: u32, with: impl Fn(u32, u32) -> u32) -> u32;
 
@@ -73,24 +78,6 @@ impl Addr6 {
 
     pub const fn wire(self) -> [u32; 4] {
         self.0
-    }
-
-    /// The inverse of [`Self::registers`].
-    #[inline(always)]
-    pub const fn from_registers([first, second]: [u64; 2]) -> Self {
-        Self([
-            first as u32,
-            (first >> 32) as u32,
-            second as u32,
-            (second >> 32) as u32,
-        ])
-    }
-
-    /// Returns the address in two registers of two words each, the first word in the lower half.
-    #[inline(always)]
-    pub const fn registers(self) -> [u64; 2] {
-        let [a, b, c, d] = self.0;
-        [a as u64 | (b as u64) << 32, c as u64 | (d as u64) << 32]
     }
 }
 
@@ -134,6 +121,16 @@ impl Addr for Addr4 {
     #[inline(always)]
     fn of_namespace(namespace: Namespace) -> Self {
         Self((0xe000_0000 | namespace.number()).to_be())
+    }
+
+    #[inline(always)]
+    fn registers(self) -> [u64; 2] {
+        [self.0.into(), 0]
+    }
+
+    #[inline(always)]
+    fn from_registers([word, _]: [u64; 2]) -> Self {
+        Self(word as u32)
     }
 
     #[inline(always)]
@@ -185,6 +182,22 @@ impl Addr for Addr6 {
     #[inline(always)]
     fn of_namespace(namespace: Namespace) -> Self {
         Self([0xff00_0000_u32.to_be(), 0, 0, namespace.number().to_be()])
+    }
+
+    #[inline(always)]
+    fn registers(self) -> [u64; 2] {
+        let [a, b, c, d] = self.0.map(u64::from);
+        [a | b << 32, c | d << 32]
+    }
+
+    #[inline(always)]
+    fn from_registers([first, second]: [u64; 2]) -> Self {
+        Self([
+            first as u32,
+            (first >> 32) as u32,
+            second as u32,
+            (second >> 32) as u32,
+        ])
     }
 
     #[inline(always)]

@@ -12,7 +12,7 @@ use crate::outcome::Outcome;
 use crate::packet::Reading;
 use crate::redirect::Forward;
 use crate::skb::{PacketMark, Skb};
-use crate::{Action, host, redirect, state_change, tcp};
+use crate::{Action, host, packet, redirect, state_change, tcp};
 
 /// Sends a packet of an open flow straight to its pod's device, by the link that the first packet
 /// of this second has stored.
@@ -67,7 +67,7 @@ fn is_within<A: Net>(skb: Skb, head: &Head<A>, mtu: u32) -> bool {
 
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
-    A::parse(skb, Hook::ANCHOR, Reading::ETHERNET, memory.lend())?;
+    packet::parse::<A>(skb, Hook::ANCHOR, Reading::ETHERNET, memory.lend())?;
     match host::send::<A>(skb, 0, memory.lend()) {
         Err(Reason::NoFlow) if skb.came_in() && is_met_at_ingress::<A>(memory) => {
             Err(Reason::Unhooked)

@@ -7,6 +7,7 @@ use proxy_common::device::{Device, Node};
 use proxy_common::flow::Flow;
 use proxy_common::frontend::{Algorithm, FrontendKind, Service, Set};
 use proxy_common::policy::{self, Decision, Origin};
+use proxy_macros::global_fn;
 
 use crate::maps::{DecisionMemory, Memory, Scratch};
 use crate::net::{Net, NextHop, route};
@@ -52,7 +53,7 @@ pub fn run<'run, A: Net>(
     let (scratch, decision) = borrow::<A>(memory.lend())?;
     scratch.packet.decided = true;
     decision.origin = origin;
-    let found = A::find_frontend(memory.lend());
+    let found = find_frontend::<A>(memory.lend());
     let (scratch, _) = borrow::<A>(memory.lend())?;
     if found != Err(Reason::NotOurs)
         && let Some(reason) = objection(&scratch.packet)
@@ -60,7 +61,7 @@ pub fn run<'run, A: Net>(
         return Err(reason);
     }
     found?;
-    A::select_backend(memory.lend())?;
+    select_backend::<A>(memory.lend())?;
     let (scratch, decision) = borrow::<A>(memory)?;
     let service = &scratch.service;
     if policy::is_masqueraded(decision, service, node, A::is_detected_by(node)) {
@@ -81,16 +82,16 @@ fn borrow<'run, A: Net>(
 }
 
 /// Calls [`find`] with the packet and the decision of the hook.
-#[inline(always)]
-pub fn find_frontend<A: Net>(memory: Memory) -> Result<(), Reason> {
+#[global_fn(kpx_find4, kpx_find6)]
+fn find_frontend<A: Net>(memory: Memory) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
     let (scratch, decision) = borrow::<A>(memory)?;
     find(&scratch.packet, node, &mut scratch.service, decision)
 }
 
 /// Chooses a backend for the packet from the decision's set, which must not be empty.
-#[inline(always)]
-pub fn select_backend<A: Net>(memory: Memory) -> Result<(), Reason> {
+#[global_fn(kpx_select4, kpx_select6)]
+fn select_backend<A: Net>(memory: Memory) -> Result<(), Reason> {
     let (scratch, decision) = borrow::<A>(memory)?;
     let Scratch {
         packet,

@@ -7,13 +7,13 @@ use crate::maps::{Memory, Scratch};
 use crate::net::Net;
 use crate::packet::Reading;
 use crate::skb::{LinkHeader, Skb};
-use crate::{Action, flow, foreign_nat, maps};
+use crate::{Action, flow, foreign_nat, maps, packet};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {
     let noted = skb.packet_mark();
     skb.clear_packet_mark();
-    A::parse(skb, Hook::EGRESS, Reading::behind(link), memory.lend())?;
+    packet::parse::<A>(skb, Hook::EGRESS, Reading::behind(link), memory.lend())?;
     let mark = skb.weigh(noted, skb.found().is_fragment());
     if mark.port_shows() {
         foreign_nat::track::<A>(memory.lend());
@@ -37,11 +37,11 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Act
     match flow.kind.known() {
         Some(EntryKind::Snat | EntryKind::Dnat) => {
             becomes.set(flow.source, packet.dst, flow.is_far());
-            A::rewrite_packet(skb, memory)?;
+            packet::rewrite::<A>(skb, memory)?;
         }
         Some(EntryKind::Undnat | EntryKind::Unsnat) | None => {
             becomes.set(flow.frontend, flow.client, flow.is_far());
-            A::rewrite_packet(skb, memory)?;
+            packet::rewrite::<A>(skb, memory)?;
             maps::count(Event::Returned);
         }
     }

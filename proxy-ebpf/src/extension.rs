@@ -2,6 +2,7 @@
 
 use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
+use proxy_macros::global_fn;
 
 use crate::net::FragmentPart;
 use crate::skb::Skb;
@@ -86,7 +87,7 @@ impl ExtHeaders {
 ///
 /// The walk ends with an error at encryption, at authentication (which covers the addresses), at a
 /// routing header with segments left, and at a second fragment header.
-#[inline(always)]
+#[global_fn(kpx_extensions)]
 pub fn walk(skb: Skb, next: u8, at: u32) -> ExtHeaders {
     let start = Walker {
         next,

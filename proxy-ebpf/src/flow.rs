@@ -8,7 +8,9 @@ use proxy_common::flow::{
 };
 use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
+use proxy_macros::global_fn;
 
+use crate::global_fn;
 use crate::maps::{self, Closing, DecisionMemory, Entry, Memory, Scratch};
 use crate::net::{At, Net, is_spoofed};
 use crate::packet::Packet;
@@ -28,20 +30,8 @@ use crate::{decide, select};
 ///
 /// Spoofed packets ([`Reason::Spoofed`]) and packets of a flow that the agent has ended
 /// ([`Reason::BackendLost`]) never change flow state.
-#[inline(always)]
+#[global_fn(kpx_follow4, kpx_follow6)]
 pub fn follow<A: Net>(
-    skb: Skb,
-    hook: Hook,
-    mark: PacketMark,
-    memory: Memory,
-) -> Result<bool, Reason> {
-    let is_known = A::follow(skb, hook, mark, memory).number()?;
-    Ok(is_known != 0)
-}
-
-/// Implements [`follow`], behind a global function.
-#[inline(always)]
-pub fn apply<A: Net>(
     skb: Skb,
     hook: Hook,
     mark: PacketMark,
@@ -536,7 +526,7 @@ fn settle<A: Net>(flow: &Flow<A>, proto: Proto, before: u32, after: u32) -> bool
     let change = flow
         .countable_entries(proto)
         .wrapping_mul(after.wrapping_sub(before));
-    change == 0 || A::share(&flow.holder(), &flow.service, Register(change))
+    change == 0 || maps::share(&flow.holder(), &flow.service, Register(change))
 }
 
 /// Removes an ended flow from its backend's count of connections. `before` and `after` are results
@@ -552,13 +542,18 @@ fn note_end<A: Net>(flow: &Flow<A>, before: u32, after: u32, proto: Proto) {
 /// Closes the flow with this key of its original entry, unless another program has closed it.
 #[inline(always)]
 pub fn close<A: Net>(opener: &FlowKey<A>) {
-    A::close(opener);
+    let (src, dst) = opener.addrs();
+    close_at(src, dst, opener.rest());
 }
 
 /// Removes all entries of a flow, the original entry last: the program that removes the original
-/// entry counts the flow.
-#[inline(always)]
-pub fn remove_entries<A: Net>(Closing { opener, flow }: &mut Closing<A>) {
+/// entry counts the flow. `rest` is the [`FlowKey::rest`] of the original entry's key.
+#[global_fn(kpx_close4, kpx_close6)]
+fn close_at<A: Net>(src: &A, dst: &A, rest: u64) {
+    let Some(Closing { opener, flow }) = global_fn::closing::<A>() else {
+        return;
+    };
+    *opener = FlowKey::joined(*src, *dst, rest);
     let proto = opener.proto();
     if maps::flow(opener, flow).is_none() {
         return;
@@ -566,7 +561,7 @@ pub fn remove_entries<A: Net>(Closing { opener, flow }: &mut Closing<A>) {
     note_end(flow, Seen::is_over(flow.tx, flow.rx), 1, proto);
     // Two programs that close the same flow return its share twice. The agent's next sweep corrects
     // the count.
-    A::share(
+    maps::share(
         &flow.holder(),
         &flow.service,
         Register(flow.counted_entries(proto).wrapping_neg()),

@@ -22,6 +22,7 @@ use proxy_common::flow::{
 };
 use proxy_common::foreign_nat::{self, ForeignNat};
 use proxy_common::frontend::FrontendKey;
+use proxy_macros::global_fn;
 
 use crate::clock::now_secs;
 use crate::flow::close;
@@ -85,7 +86,7 @@ fn is_low(port: u16) -> bool {
 /// `scratch.flow`, with another port.
 #[inline(always)]
 pub fn meet<A: Net>(mut memory: Memory) -> Result<bool, Reason> {
-    if A::remember_foreign_nat(false, memory.lend()) && is_taken::<A>(memory.lend()) {
+    if remember::<A>(false, memory.lend()) && is_taken::<A>(memory.lend()) {
         open::flow::<A>(memory.lend())?;
         let (scratch, _) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
         // The replies now come in with another tuple.
@@ -101,7 +102,7 @@ pub fn meet<A: Net>(mut memory: Memory) -> Result<bool, Reason> {
 /// skip the look-up. A flow with the tuple is closed if it is half-open and silent.
 #[inline(always)]
 pub fn track<A: Net>(mut memory: Memory) {
-    if A::remember_foreign_nat(true, memory.lend())
+    if remember::<A>(true, memory.lend())
         && is_taken::<A>(memory.lend())
         && let Some((scratch, _)) = memory.scratch::<A>()
     {
@@ -111,8 +112,8 @@ pub fn track<A: Net>(mut memory: Memory) {
 
 /// Stores a connection of another program. Returns true if the packet appears to open the
 /// connection.
-#[inline(always)]
-pub fn remember<A: Net>(is_seen_alone: bool, memory: Memory) -> bool {
+#[global_fn(kpx_foreign4, kpx_foreign6)]
+fn remember<A: Net>(is_seen_alone: bool, memory: Memory) -> bool {
     let Some((Scratch { packet, .. }, _)) = memory.scratch::<A>() else {
         return false;
     };

@@ -5,6 +5,7 @@ use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::Node;
 use proxy_common::fragment::{FragmentKey, Ports};
+use proxy_macros::global_fn;
 
 use crate::net::{At, Net, is_spoofed};
 use crate::skb::Skb;
@@ -12,7 +13,7 @@ use crate::{lookup, maps, packet, redirect};
 
 /// Stores the ports of a first fragment for the later fragments. Called before the rewrite, because
 /// the key consists of the fields that all fragments share at this hook.
-#[inline(always)]
+#[global_fn(kpx_remember4, kpx_remember6)]
 pub fn remember<A: Net>(skb: Skb, is_far: bool) {
     // Without a key, the later fragments are left alone.
     let _known = with_key::<A, _>(skb, |key| {
@@ -28,7 +29,7 @@ pub fn remember<A: Net>(skb: Skb, is_far: bool) {
 /// Removes the ports of an earlier packet with the key of this first fragment. IPv4 has only 65,536
 /// identifications for all packets between two addresses, and if the hook does not rewrite this
 /// packet, it must not rewrite the later fragments either.
-#[inline(always)]
+#[global_fn(kpx_disown4, kpx_disown6)]
 pub fn forget<A: Net>(skb: Skb) {
     // Without a key, nothing was remembered by it.
     let _known = with_key::<A, _>(skb, |key| maps::forget_fragment(key));
@@ -36,7 +37,7 @@ pub fn forget<A: Net>(skb: Skb) {
 
 /// Gives a later fragment the ports of its first fragment. Returns false if no hook has seen the
 /// first fragment, or if it had no flow.
-#[inline(always)]
+#[global_fn(kpx_recall4, kpx_recall6)]
 pub fn recall<A: Net>(skb: Skb) -> bool {
     let Ok(Some(ports)) = with_key::<A, _>(skb, |key| maps::fragment_ports(key)) else {
         return false;
@@ -49,7 +50,7 @@ pub fn recall<A: Net>(skb: Skb) -> bool {
 
 /// Returns true if a first fragment that is too short for its transport header is for a Service of
 /// this node, or is spoofed.
-#[inline(always)]
+#[global_fn(kpx_stub4, kpx_stub6)]
 pub fn is_stub_for_service<A: Net>(skb: Skb) -> bool {
     if maps::node().is_none_or(|node| node.has(Node::HOST | Node::DRAINING)) {
         return false;

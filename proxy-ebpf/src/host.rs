@@ -18,7 +18,7 @@ use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
 use crate::redirect::{self, Forward};
 use crate::skb::{LinkHeader, PacketMark, Skb};
-use crate::{Action, decide, flow, maps, monitor};
+use crate::{Action, decide, flow, maps, monitor, packet};
 
 /// The interface index of lo, in every network namespace.
 pub const LO: u32 = 1;
@@ -57,7 +57,7 @@ pub fn send<A: Forward>(skb: Skb, flags: u8, mut memory: Memory) -> Result<Actio
         ifindex => NextHop::Device(ifindex),
     };
     becomes.set(flow.source, flow.backend, false);
-    A::rewrite_packet(skb, memory.lend())?;
+    packet::rewrite::<A>(skb, memory.lend())?;
     maps::count(Event::Forwarded);
     // This hook has replaced the source as well, so no egress hook has to.
     skb.set_packet_mark(PacketMark::DONE);
@@ -276,7 +276,7 @@ pub fn give_back<A: Net>(skb: Skb, mut memory: Memory) -> Result<Action, Reason>
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
     let Scratch { flow, becomes, .. } = scratch;
     becomes.set(flow.frontend, flow.client, false);
-    A::rewrite_packet(skb, memory.lend())?;
+    packet::rewrite::<A>(skb, memory.lend())?;
     let (Scratch { flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::NotOurs)?;
     // The kernel delivers the replies of another program's connection.
     if flow.has(Flow::<A>::FOREIGN_NAT) {

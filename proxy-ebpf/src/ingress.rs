@@ -16,7 +16,7 @@ use crate::outcome::Outcome;
 use crate::packet::{Packet, Reading};
 use crate::redirect::{self, Forward};
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
-use crate::{Action, flow, foreign_nat, host, maps, monitor};
+use crate::{Action, flow, foreign_nat, host, maps, monitor, packet};
 
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {
@@ -69,14 +69,14 @@ fn try_translate<A: Net>(skb: Skb, mut memory: Memory) -> Result<Action, Reason>
                 !packet.is_fragment() && foreign_nat::is_known_by(packet.proto, packet.signals());
             let mark = PacketMark::forward(flow.is_snat_on_devices(), port_shows);
             becomes.set(flow.client_between(), flow.backend, flow.is_far());
-            A::rewrite_packet(skb, memory)?;
+            packet::rewrite::<A>(skb, memory)?;
             maps::count(Event::Forwarded);
             skb.set_packet_mark(mark);
             Ok(Action::PASS)
         }
         Some(EntryKind::Unsnat) => {
             becomes.set(packet.src, flow.client_between(), flow.is_far());
-            A::rewrite_packet(skb, memory)?;
+            packet::rewrite::<A>(skb, memory)?;
             skb.set_packet_mark(PacketMark::BACK);
             Ok(Action::PASS)
         }
@@ -139,7 +139,7 @@ pub fn is_hidden_by_tags(skb: Skb) -> bool {
 /// Reads the packet, and finds its flow.
 #[inline(always)]
 fn look_up<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<bool, Reason> {
-    let parsed = A::parse(skb, Hook::INGRESS, Reading::behind(link), memory.lend());
+    let parsed = packet::parse::<A>(skb, Hook::INGRESS, Reading::behind(link), memory.lend());
     if let Err(reason) = parsed {
         return Err(if A::is_hidden_and_spoofed(skb, link) {
             Reason::Spoofed

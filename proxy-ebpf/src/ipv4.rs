@@ -2,23 +2,13 @@
 
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr4, Port, Proto, SockAddr};
-use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
-use proxy_common::flow::{FlowKey, Hook};
-use proxy_common::frontend::FrontendKey;
 use proxy_common::hook::{PacketHook, SlowProgram};
-use proxy_common::share::{PortAndShare, Register};
 
 use crate::established::{self, Head};
-use crate::maps::{Memory, Moment};
-use crate::net::{self, At, FragmentPart, Header, Net, fold, sum};
-use crate::open::{Claim, Draw};
-use crate::outcome::Outcome;
-use crate::packet::Reading;
-use crate::ring::Ring;
-use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
-use crate::{Action, global_fn};
+use crate::net::{self, FragmentPart, Header, Net, fold, sum};
+use crate::skb::{ETH_LEN, LinkHeader, Skb};
 
 /// The offset of the checksum in the header.
 const CHECK_OFFSET: u32 = 10;
@@ -268,102 +258,8 @@ impl Net for Addr4 {
     fn fib_choice(_: Skb, _: &mut FibLookup) {}
 
     #[inline(always)]
-    fn refuse(skb: Skb, hook: PacketHook, outcome: Outcome, _: Memory) -> Action {
-        Action(global_fn::kpx_refuse4(
-            skb.as_ptr(),
-            hook.id().0.into(),
-            outcome.0,
-        ))
-    }
-
-    #[inline(always)]
-    fn parse(skb: Skb, hook: Hook, Reading(reading): Reading, _: Memory) -> Result<(), Reason> {
-        Outcome(global_fn::kpx_parse4(skb.as_ptr(), hook.0.into(), reading))
-            .number()
-            .map(drop)
-    }
-
-    #[inline(always)]
-    fn remember_foreign_nat(is_seen_alone: bool, _: Memory) -> bool {
-        global_fn::kpx_foreign4(is_seen_alone.into()) != 0
-    }
-
-    #[inline(always)]
-    fn find_frontend(_: Memory) -> Result<(), Reason> {
-        Outcome(global_fn::kpx_find4()).number().map(drop)
-    }
-
-    #[inline(always)]
-    fn select_backend(_: Memory) -> Result<(), Reason> {
-        Outcome(global_fn::kpx_select4()).number().map(drop)
-    }
-
-    #[inline(always)]
-    fn rewrite_packet(skb: Skb, _: Memory) -> Result<(), Reason> {
-        Outcome(global_fn::kpx_rewrite4(skb.as_ptr()))
-            .number()
-            .map(drop)
-    }
-
-    #[inline(always)]
-    fn remember_fragment(skb: Skb, is_far: bool) {
-        global_fn::kpx_remember4(skb.as_ptr(), is_far.into());
-    }
-
-    #[inline(always)]
-    fn recall_fragment(skb: Skb) -> bool {
-        global_fn::kpx_recall4(skb.as_ptr()) != 0
-    }
-
-    #[inline(always)]
-    fn forget_fragment(skb: Skb) {
-        global_fn::kpx_disown4(skb.as_ptr());
-    }
-
-    #[inline(always)]
     fn is_hidden_and_spoofed(_: Skb, _: LinkHeader) -> bool {
         false
-    }
-
-    #[inline(always)]
-    fn is_stub_for_service(skb: Skb) -> bool {
-        global_fn::kpx_stub4(skb.as_ptr()) != 0
-    }
-
-    #[inline(always)]
-    fn follow(skb: Skb, hook: Hook, mark: PacketMark, _: Memory) -> Outcome {
-        Outcome(global_fn::kpx_follow4(skb.as_ptr(), hook.0.into(), mark.0))
-    }
-
-    #[inline(always)]
-    fn open(_: Memory) -> Outcome {
-        Outcome(global_fn::kpx_open4())
-    }
-
-    #[inline(always)]
-    fn draw_port(looks: bool, _: Memory) -> bool {
-        global_fn::kpx_draw_port4(looks.into()) != 0
-    }
-
-    #[inline(always)]
-    fn claim(_: Memory) -> Claim {
-        Claim::of(global_fn::kpx_claim4())
-    }
-
-    #[inline(always)]
-    fn close(opener: &FlowKey<Self>) {
-        let [a, b] = opener.words();
-        global_fn::kpx_close4(a, b);
-    }
-
-    #[inline(always)]
-    fn half_open_place() -> Option<u32> {
-        Some(global_fn::kpx_place4()).filter(|place| *place != global_fn::NO_PLACE)
-    }
-
-    #[inline(always)]
-    fn make_room() -> bool {
-        global_fn::kpx_make_room4() != 0
     }
 
     #[inline(always)]
@@ -374,52 +270,5 @@ impl Net for Addr4 {
     #[inline(always)]
     fn of_words([first, ..]: [u32; 4]) -> Self {
         Self::from_wire(first)
-    }
-
-    #[inline(always)]
-    fn is_spoofed(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
-        global_fn::kpx_spoofed4(
-            skb.as_ptr(),
-            src.wire(),
-            dst.wire(),
-            (at == At::Before).into(),
-        ) != 0
-    }
-
-    #[inline(always)]
-    fn is_sender(src: &Self, dst: &Self, Moment(moment): Moment) -> bool {
-        global_fn::kpx_is_sender4(src.wire(), dst.wire(), moment) != 0
-    }
-
-    #[inline(always)]
-    fn keep_sender(src: &Self, dst: &Self, Moment(moment): Moment) {
-        global_fn::kpx_keep_sender4(src.wire(), dst.wire(), moment);
-    }
-
-    #[inline(always)]
-    fn share(client: &Self, service: &FrontendKey<Self>, share: Register) -> bool {
-        global_fn::kpx_share4(
-            client.wire(),
-            service.addr.wire(),
-            PortAndShare::new(service, share).0,
-        ) != 0
-    }
-
-    #[inline(always)]
-    fn count_outcome(service: &Self, backend: &Self, PortsAndOutcome(ports): PortsAndOutcome) {
-        global_fn::kpx_outcome4(service.wire(), backend.wire(), ports);
-    }
-
-    #[inline(always)]
-    fn draw(replies: &FlowKey<Self>, Draw(draw): Draw) -> Option<Port> {
-        let [a, b] = replies.words();
-        Some(global_fn::kpx_draw4(a, b | draw))
-            .filter(|port| *port != 0)
-            .map(|port| Port::new(port as u16))
-    }
-
-    #[inline(always)]
-    fn forget_first_flow(ring: Ring, spares: bool) -> u32 {
-        global_fn::kpx_forget4(ring.0, spares.into())
     }
 }

@@ -2,23 +2,14 @@
 
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
-use proxy_common::connect::PortsAndOutcome;
 use proxy_common::counter::Reason;
-use proxy_common::flow::{FlowKey, Hook};
-use proxy_common::frontend::FrontendKey;
 use proxy_common::hook::{PacketHook, SlowProgram};
-use proxy_common::share::{PortAndShare, Register};
+use proxy_macros::global_fn;
 
 use crate::established::{self, Head};
-use crate::extension::ExtHeaders;
-use crate::maps::{Memory, Moment, again};
-use crate::net::{self, At, FragmentPart, Header, Net, diff, sum};
-use crate::open::{Claim, Draw};
-use crate::outcome::Outcome;
-use crate::packet::Reading;
-use crate::ring::Ring;
-use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
-use crate::{Action, global_fn, redirect};
+use crate::net::{self, FragmentPart, Header, Net, diff, sum};
+use crate::skb::{ETH_LEN, LinkHeader, Skb};
+use crate::{extension, redirect};
 
 /// RFC 8200 §3.
 #[derive(Clone, Copy)]
@@ -34,8 +25,8 @@ pub struct Ipv6Header {
 
 /// See [`Net::is_hidden_and_spoofed`]; the IPv6 header is at `at`. Conntrack looks for TCP behind
 /// any extension headers.
-#[inline(always)]
-pub fn is_hidden_and_spoofed(skb: Skb, at: u32) -> bool {
+#[global_fn(kpx_hidden6)]
+fn is_hidden_and_spoofed(skb: Skb, at: u32) -> bool {
     let Ok(ip) = skb.load::<Ipv6Header>(at) else {
         return false;
     };
@@ -43,19 +34,13 @@ pub fn is_hidden_and_spoofed(skb: Skb, at: u32) -> bool {
     let dst = Addr6::from_wire(ip.dst);
     let is_followed = || {
         let start = at + Addr6::IP_LEN;
-        ExtHeaders(global_fn::kpx_extensions(
-            skb.as_ptr(),
-            ip.next_header.into(),
-            start,
-        ))
-        .result()
-        .is_ok()
+        extension::walk(skb, ip.next_header, start).result().is_ok()
     };
     redirect::is_on()
         && src.is_unicast()
         && dst.is_unicast()
         && !is_followed()
-        && net::spoofed(skb, At::Here, &src, &dst)
+        && net::spoofed(skb, net::At::Here, &src, &dst)
 }
 
 /// The usual headers: IPv6 without extension headers, and the 8 bytes that every transport header
@@ -129,12 +114,7 @@ impl Net for Addr6 {
             header.proto,
             Proto::TCP | Proto::UDP | Proto::SCTP | Self::ICMP
         ) {
-            let headers = ExtHeaders(global_fn::kpx_extensions(
-                skb.as_ptr(),
-                ip.next_header.into(),
-                start,
-            ))
-            .result()?;
+            let headers = extension::walk(skb, ip.next_header, start).result()?;
             (header.proto, header.l4, header.part, header.split) = (
                 headers.proto(),
                 headers.l4(),
@@ -308,102 +288,8 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn refuse(skb: Skb, hook: PacketHook, outcome: Outcome, _: Memory) -> Action {
-        Action(global_fn::kpx_refuse6(
-            skb.as_ptr(),
-            hook.id().0.into(),
-            outcome.0,
-        ))
-    }
-
-    #[inline(always)]
-    fn parse(skb: Skb, hook: Hook, Reading(reading): Reading, _: Memory) -> Result<(), Reason> {
-        Outcome(global_fn::kpx_parse6(skb.as_ptr(), hook.0.into(), reading))
-            .number()
-            .map(drop)
-    }
-
-    #[inline(always)]
-    fn remember_foreign_nat(is_seen_alone: bool, _: Memory) -> bool {
-        global_fn::kpx_foreign6(is_seen_alone.into()) != 0
-    }
-
-    #[inline(always)]
-    fn find_frontend(_: Memory) -> Result<(), Reason> {
-        Outcome(global_fn::kpx_find6()).number().map(drop)
-    }
-
-    #[inline(always)]
-    fn select_backend(_: Memory) -> Result<(), Reason> {
-        Outcome(global_fn::kpx_select6()).number().map(drop)
-    }
-
-    #[inline(always)]
-    fn rewrite_packet(skb: Skb, _: Memory) -> Result<(), Reason> {
-        Outcome(global_fn::kpx_rewrite6(skb.as_ptr()))
-            .number()
-            .map(drop)
-    }
-
-    #[inline(always)]
-    fn remember_fragment(skb: Skb, is_far: bool) {
-        global_fn::kpx_remember6(skb.as_ptr(), is_far.into());
-    }
-
-    #[inline(always)]
-    fn recall_fragment(skb: Skb) -> bool {
-        global_fn::kpx_recall6(skb.as_ptr()) != 0
-    }
-
-    #[inline(always)]
-    fn forget_fragment(skb: Skb) {
-        global_fn::kpx_disown6(skb.as_ptr());
-    }
-
-    #[inline(always)]
     fn is_hidden_and_spoofed(skb: Skb, link: LinkHeader) -> bool {
-        global_fn::kpx_hidden6(skb.as_ptr(), link.len()) != 0
-    }
-
-    #[inline(always)]
-    fn is_stub_for_service(skb: Skb) -> bool {
-        global_fn::kpx_stub6(skb.as_ptr()) != 0
-    }
-
-    #[inline(always)]
-    fn follow(skb: Skb, hook: Hook, mark: PacketMark, _: Memory) -> Outcome {
-        Outcome(global_fn::kpx_follow6(skb.as_ptr(), hook.0.into(), mark.0))
-    }
-
-    #[inline(always)]
-    fn open(_: Memory) -> Outcome {
-        Outcome(global_fn::kpx_open6())
-    }
-
-    #[inline(always)]
-    fn draw_port(looks: bool, _: Memory) -> bool {
-        global_fn::kpx_draw_port6(looks.into()) != 0
-    }
-
-    #[inline(always)]
-    fn claim(_: Memory) -> Claim {
-        Claim::of(global_fn::kpx_claim6())
-    }
-
-    #[inline(always)]
-    fn close(opener: &FlowKey<Self>) {
-        let [a, b, c, d, e] = opener.words();
-        global_fn::kpx_close6(a, b, c, d, e);
-    }
-
-    #[inline(always)]
-    fn half_open_place() -> Option<u32> {
-        Some(global_fn::kpx_place6()).filter(|place| *place != global_fn::NO_PLACE)
-    }
-
-    #[inline(always)]
-    fn make_room() -> bool {
-        global_fn::kpx_make_room6() != 0
+        is_hidden_and_spoofed(skb, link.len())
     }
 
     #[inline(always)]
@@ -414,58 +300,5 @@ impl Net for Addr6 {
     #[inline(always)]
     fn of_words(words: [u32; 4]) -> Self {
         Self::from_wire(words)
-    }
-
-    #[inline(always)]
-    fn is_spoofed(skb: Skb, at: At, src: &Self, dst: &Self) -> bool {
-        let [a, b] = src.registers();
-        let [c, d] = dst.registers();
-        let spoofed = match at {
-            At::Here => global_fn::kpx_spoofed6(skb.as_ptr(), a, b, c, d),
-            At::Before => global_fn::kpx_spoofed_before6(skb.as_ptr(), a, b, c, d),
-        };
-        spoofed != 0
-    }
-
-    #[inline(always)]
-    fn is_sender(src: &Self, dst: &Self, Moment(moment): Moment) -> bool {
-        // Read again: otherwise the compiler also spills the registers to the stack.
-        let [a, b] = again(src).registers();
-        let [c, d] = again(dst).registers();
-        global_fn::kpx_is_sender6(a, b, c, d, moment) != 0
-    }
-
-    #[inline(always)]
-    fn keep_sender(src: &Self, dst: &Self, Moment(moment): Moment) {
-        let [a, b] = again(src).registers();
-        let [c, d] = again(dst).registers();
-        global_fn::kpx_keep_sender6(a, b, c, d, moment);
-    }
-
-    #[inline(always)]
-    fn share(client: &Self, service: &FrontendKey<Self>, share: Register) -> bool {
-        let [a, b] = client.registers();
-        let [c, d] = service.addr.registers();
-        global_fn::kpx_share6(a, b, c, d, PortAndShare::new(service, share).0) != 0
-    }
-
-    #[inline(always)]
-    fn count_outcome(service: &Self, backend: &Self, PortsAndOutcome(ports): PortsAndOutcome) {
-        let [a, b] = service.registers();
-        let [c, d] = backend.registers();
-        global_fn::kpx_outcome6(a, b, c, d, ports);
-    }
-
-    #[inline(always)]
-    fn draw(replies: &FlowKey<Self>, Draw(draw): Draw) -> Option<Port> {
-        let [a, b, c, d, e] = replies.words();
-        Some(global_fn::kpx_draw6(a, b, c, d, e | draw))
-            .filter(|port| *port != 0)
-            .map(|port| Port::new(port as u16))
-    }
-
-    #[inline(always)]
-    fn forget_first_flow(ring: Ring, spares: bool) -> u32 {
-        global_fn::kpx_forget6(ring.0, spares.into())
     }
 }

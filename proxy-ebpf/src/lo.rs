@@ -13,13 +13,13 @@ use crate::net::Net;
 use crate::packet::Reading;
 use crate::redirect::Forward;
 use crate::skb::Skb;
-use crate::{Action, flow, host};
+use crate::{Action, flow, host, packet};
 
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
     let mark = skb.packet_mark();
     skb.clear_packet_mark();
-    A::parse(skb, Hook::EGRESS, Reading::WITHIN_HOST, memory.lend())?;
+    packet::parse::<A>(skb, Hook::EGRESS, Reading::WITHIN_HOST, memory.lend())?;
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::NotOurs)?;
     if is_of_no_service(&scratch.packet.dst.addr) {
         return Err(Reason::NotUnicast);

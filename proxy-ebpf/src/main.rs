@@ -172,7 +172,7 @@ fn called<A: Forward>(ctx: &TcContext, link: LinkHeader) -> i32 {
 #[inline(always)]
 fn arriving<A: Forward>(skb: Skb, mut memory: Memory) -> i32 {
     let outcome = if redirect::is_on() {
-        A::quick(skb)
+        redirect::quick::<A>(skb, memory.lend())
     } else {
         settled::<A>(skb, memory.lend())
     };

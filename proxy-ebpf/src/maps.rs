@@ -30,8 +30,8 @@ use proxy_common::maps::{FLOWS, NO_PREALLOC};
 use proxy_common::policy::Decision;
 use proxy_common::service_counts::ServiceCounts;
 use proxy_common::socket::{Socket, SocketKey};
+use proxy_macros::global_fn;
 
-use crate::global_fn;
 use crate::net::Net;
 use crate::skb::Skb;
 
@@ -56,7 +56,7 @@ mod sockets;
 
 pub use answers::{SenderKind, may_answer};
 pub use clock::{about_now_secs, in_this_tick};
-pub use connects::{count_outcome, note_answer, note_outcome, waited};
+pub use connects::{note_answer, note_outcome, waited};
 pub use devices::{address_at, device, is_stacked, mac_of, mtu_of, place_of};
 pub use ends::Marked;
 pub use exits::{epoch, exit, keep_exit, opens_until};
@@ -72,7 +72,7 @@ use live::{Find, Live};
 pub use memory::{Closing, DecisionMemory, Eviction, Memory, Scratch, again, closing, eviction};
 use memory::{Room, Rooms};
 pub use monitor::{is_watched, monitor};
-pub use senders::{Moment, is_kept as is_sender, keep as keep_sender};
+pub use senders::{Moment, is_sender, keep_sender};
 pub use services::{service_closed, service_opened, service_refused};
 pub use shares::share;
 pub use sockets::{DIALLED4, DIALLED6, forget_socket, is_served_pod, remember_socket, socket};
@@ -352,11 +352,11 @@ pub fn node() -> Option<&'static Node> {
 /// one of the two counts is lost.
 #[inline(always)]
 pub fn count(counter: impl Into<Counter>) {
-    global_fn::kpx_count(counter.into().index());
+    count_at(counter.into().index());
 }
 
-#[inline(always)]
-pub fn count_at(index: u32) {
+#[global_fn(kpx_count)]
+fn count_at(index: u32) {
     if let Some(value) = COUNTERS.find_here(&index) {
         value.update(|count| count.wrapping_add(1));
     }

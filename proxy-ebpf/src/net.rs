@@ -10,30 +10,23 @@ use aya_ebpf::bindings::{
     BPF_FIB_LOOKUP_SRC, bpf_fib_lookup as FibLookup,
 };
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_skb_load_bytes};
-use proxy_common::addr::{Addr, Port, Proto, SockAddr};
-use proxy_common::connect::PortsAndOutcome;
+use proxy_common::addr::{Addr, Addr4, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::device::{Device, Node};
-use proxy_common::flow::{FlowKey, Hook};
-use proxy_common::frontend::FrontendKey;
 use proxy_common::hook::{PacketHook, SlowProgram};
-use proxy_common::share::Register;
+use proxy_macros::global_fn;
 
-use crate::Action;
 use crate::established::Head;
-use crate::maps::{self, Maps, Memory, Moment};
-use crate::open::{Claim, Draw};
-use crate::outcome::Outcome;
-use crate::packet::Reading;
-use crate::ring::Ring;
+use crate::maps::{self, Maps, Moment, again};
 use crate::setting::ZERO;
-use crate::skb::{LinkHeader, PacketMark, Skb};
+use crate::skb::{LinkHeader, Skb};
 
 pub use crate::checksum::{NO_DIFF, UNREAD, diff, diff_words, fold, is_seed, sum};
 pub use crate::fragment::FragmentPart;
 
 /// An address family in the packet path.
 pub trait Net: Addr + Maps {
+    const IS_IPV4: bool = Self::AF == Addr4::AF;
     /// In network order, as `__sk_buff.protocol` has it.
     const ETHERTYPE: u32;
     /// The kernel's number for the family.
@@ -121,60 +114,13 @@ pub trait Net: Addr + Maps {
     /// Copies the fields by which the kernel chooses among several next hops from a packet with
     /// Ethernet header, if [`Self::CHOOSES_AGAIN`].
     fn fib_choice(skb: Skb, fib: &mut FibLookup);
-    /// Calls [`slow::refuse`](crate::slow::refuse).
-    fn refuse(skb: Skb, hook: PacketHook, outcome: Outcome, memory: Memory) -> Action;
-    /// Calls [`Packet::rewrite`](crate::packet::Packet::rewrite) with the addresses and ports in
-    /// `scratch.becomes`.
-    fn rewrite_packet(skb: Skb, memory: Memory) -> Result<(), Reason>;
-    /// Calls the function of `fragment.rs`, as the next three do.
-    fn remember_fragment(skb: Skb, is_far: bool);
-    fn recall_fragment(skb: Skb) -> bool;
-    fn forget_fragment(skb: Skb);
-    fn is_stub_for_service(skb: Skb) -> bool;
     /// Returns true for a spoofed packet that may hide its transport header from kpx, but not from
     /// conntrack.
     fn is_hidden_and_spoofed(skb: Skb, link: LinkHeader) -> bool;
 
-    /// Calls [`flow::apply`](crate::flow::apply).
-    fn follow(skb: Skb, hook: Hook, mark: PacketMark, memory: Memory) -> Outcome;
-    /// Calls [`packet::parse`](crate::packet::parse).
-    fn parse(skb: Skb, hook: Hook, reading: Reading, memory: Memory) -> Result<(), Reason>;
-    /// Calls [`foreign_nat::remember`](crate::foreign_nat::remember).
-    fn remember_foreign_nat(is_seen_alone: bool, memory: Memory) -> bool;
-    /// Calls [`decide::find_frontend`](crate::decide::find_frontend).
-    fn find_frontend(memory: Memory) -> Result<(), Reason>;
-    /// Calls [`decide::select_backend`](crate::decide::select_backend).
-    fn select_backend(memory: Memory) -> Result<(), Reason>;
-    /// Calls [`open::claim_entries`](crate::open::claim_entries).
-    fn open(memory: Memory) -> Outcome;
-    /// Calls [`open::draw_port`](crate::open::draw_port).
-    fn draw_port(looks: bool, memory: Memory) -> bool;
-    /// Calls [`open::claim`](crate::open::claim).
-    fn claim(memory: Memory) -> Claim;
-    /// Calls [`flow::remove_entries`](crate::flow::remove_entries).
-    fn close(opener: &FlowKey<Self>);
-    /// Calls [`open::half_open_place`](crate::open::half_open_place).
-    fn half_open_place() -> Option<u32>;
-    /// Calls [`open::make_room`](crate::open::make_room).
-    fn make_room() -> bool;
     /// Returns the address in four words in network byte order; an IPv4 address is the first word.
     fn words(&self) -> [u32; 4];
     fn of_words(words: [u32; 4]) -> Self;
-    /// Calls [`spoofed`].
-    fn is_spoofed(skb: Skb, at: At, src: &Self, dst: &Self) -> bool;
-    /// Calls [`maps::is_sender`].
-    fn is_sender(src: &Self, dst: &Self, moment: Moment) -> bool;
-    /// Calls [`maps::keep_sender`].
-    fn keep_sender(src: &Self, dst: &Self, moment: Moment);
-    /// Calls [`maps::share`].
-    fn share(client: &Self, service: &FrontendKey<Self>, share: Register) -> bool;
-    /// Calls [`maps::count_outcome`].
-    fn count_outcome(service: &Self, backend: &Self, ports: PortsAndOutcome);
-    /// Calls [`open::draw`](crate::open::draw).
-    fn draw(replies: &FlowKey<Self>, draw: Draw) -> Option<Port>;
-    /// Calls [`open::forget_first`](crate::open::forget_first). Returns the number of flows that it
-    /// has closed.
-    fn forget_first_flow(ring: Ring, spares: bool) -> u32;
 
     /// Reads and checks a packet's IP header.
     #[inline(always)]
@@ -264,7 +210,22 @@ fn next_hop(found: u32) -> Result<NextHop, Reason> {
 /// The kernel's check (`rp_filter`) runs after this hook, and only for IPv4.
 #[inline(always)]
 pub fn is_spoofed<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
-    A::is_spoofed(skb, at, src, dst)
+    match at {
+        At::Here => is_spoofed_here(skb, src, dst),
+        At::Before => is_spoofed_before(skb, src, dst),
+    }
+}
+
+// Two functions: the addresses of an IPv6 packet leave no register for `At`.
+
+#[global_fn(kpx_spoofed4, kpx_spoofed6)]
+fn is_spoofed_here<A: Net>(skb: Skb, src: &A, dst: &A) -> bool {
+    spoofed(skb, At::Here, src, dst)
+}
+
+#[global_fn(kpx_spoofed_before4, kpx_spoofed_before6)]
+fn is_spoofed_before<A: Net>(skb: Skb, src: &A, dst: &A) -> bool {
+    spoofed(skb, At::Before, src, dst)
 }
 
 /// The device by which a packet came in.
@@ -293,7 +254,8 @@ pub fn spoofed<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     let ifindex = at.ifindex(skb);
     // Read before the routes: a result from before a change must not count for the epoch after it.
     let term = maps::about_now_secs().wrapping_add(maps::epoch());
-    if A::is_sender(src, dst, Moment::new(ifindex, term)) {
+    // Read again: otherwise the compiler also spills the addresses' registers to the stack.
+    if maps::is_sender(&again(src), &again(dst), Moment::new(ifindex, term)) {
         return false;
     }
     // Behind netfilter's reverse NAT, a container's reply has a node address as its source.
@@ -303,7 +265,7 @@ pub fn spoofed<A: Net>(skb: Skb, at: At, src: &A, dst: &A) -> bool {
     }
     let is_spoofed = is_out_of_place(skb, at.ifindex(skb), src, dst);
     if !is_spoofed {
-        A::keep_sender(src, dst, Moment::new(at.ifindex(skb), term));
+        maps::keep_sender(&again(src), &again(dst), Moment::new(at.ifindex(skb), term));
     }
     is_spoofed
 }

@@ -10,9 +10,11 @@ use proxy_common::flow::{
 use proxy_common::half_open::Place;
 use proxy_common::service_counts::Passed;
 use proxy_common::share::Register;
+use proxy_macros::global_fn;
 
 use crate::clock::{in_secs, now_ns, now_secs};
 use crate::flow::{close, remove};
+use crate::global_fn::{self, InRegister};
 use crate::maps::{self, Eviction, Memory, Refused, Scratch};
 use crate::net::Net;
 use crate::opening::Opening;
@@ -40,28 +42,25 @@ const FORGET_TRIES: u32 = 16;
 
 /// Opens a flow: claims a source port by creating the entries that must be unique. The original
 /// entry comes last, so that the reply entries exist before the first reply comes in.
-#[inline(always)]
-pub fn flow<A: Net>(memory: Memory) -> Result<(), Reason> {
-    A::open(memory).number().map(drop)
-}
-
-/// Opens the flow for the packet and the opening in the scratch: see [`flow`].
-#[inline(always)]
-pub fn claim_entries<A: Net>(mut memory: Memory) -> Result<(), Reason> {
+///
+/// The packet and the opening are in the scratch.
+#[global_fn(kpx_open4, kpx_open6)]
+pub fn flow<A: Net>(mut memory: Memory) -> Result<(), Reason> {
     let keeps_port = begin::<A>(memory.lend())?;
-    let mut claimed = if keeps_port || A::draw_port(false, memory.lend()) {
-        A::claim(memory.lend())
+    let mut claimed = if keeps_port || draw_port::<A>(false, memory.lend()) {
+        claim::<A>(memory.lend())
     } else {
         Claim::Taken
     };
     // Another flow has the port. A second draw avoids the ports of other flows. If the draw fails,
     // the flow that has the port is evicted, if it may be.
-    if claimed == Claim::Taken && (A::draw_port(true, memory.lend()) || evict::<A>(memory.lend())) {
-        claimed = A::claim(memory.lend());
+    if claimed == Claim::Taken && (draw_port::<A>(true, memory.lend()) || evict::<A>(memory.lend()))
+    {
+        claimed = claim::<A>(memory.lend());
     }
-    if claimed == Claim::Full && A::make_room() {
-        claimed = if keeps_port || A::draw_port(true, memory.lend()) {
-            A::claim(memory.lend())
+    if claimed == Claim::Full && make_room::<A>() {
+        claimed = if keeps_port || draw_port::<A>(true, memory.lend()) {
+            claim::<A>(memory.lend())
         } else {
             Claim::Taken
         };
@@ -103,7 +102,7 @@ fn begin<A: Net>(memory: Memory) -> Result<bool, Reason> {
         flow.tx = flow.tx.with(Seen::DIRECT);
         flow.rx = Seen::DIRECT.with(Seen::BYPASS);
     }
-    if !A::share(&flow.holder(), &flow.service, Register::ASK) {
+    if !maps::share(&flow.holder(), &flow.service, Register::ASK) {
         return Err(Reason::ClientShare);
     }
     // With a changed address, the client's port would be among the node's own, so it must come from
@@ -126,7 +125,7 @@ fn enqueue<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
 
 #[inline(never)]
 fn take_place<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
-    let place = A::half_open_place();
+    let place = half_open_place::<A>();
     if let Some(place) = place {
         maps::set_place(place, &flow.opener_key(proto), flow.last_secs);
     }
@@ -138,27 +137,27 @@ fn take_place<A: Net>(flow: &Flow<A>, proto: Proto) -> bool {
 ///
 /// If flows beyond half-open fill more than half of the table, [`make_room`] makes room for new
 /// flows. Returns `None` if spared streams take every place.
-#[inline(always)]
-pub fn half_open_place<A: Net>() -> Option<u32> {
+#[global_fn(kpx_place4, kpx_place6)]
+fn half_open_place<A: Net>() -> Option<u32> {
     let ring = Ring::own();
     // Frees a place for a stream that has to leave this CPU's ring.
     if maps::is_full::<A>(ring.streams()) {
-        A::forget_first_flow(ring.streams(), true);
+        forget_first::<A>(ring.streams(), true);
     }
     for nth in 0..PLACE_TRIES {
         let place = maps::free_place::<A>(ring);
         if place.is_some() {
             return place;
         }
-        A::forget_first_flow(ring, nth < PLACE_TRIES / 2);
+        forget_first::<A>(ring, nth < PLACE_TRIES / 2);
     }
     None
 }
 
 /// Makes room in a full table by closing half-open flows: of this CPU's ring first, then of any
 /// ring. Returns true if it has closed a flow.
-#[inline(always)]
-pub fn make_room<A: Net>() -> bool {
+#[global_fn(kpx_make_room4, kpx_make_room6)]
+fn make_room<A: Net>() -> bool {
     let mut forgotten = 0;
     for nth in 0..FORGET_TRIES {
         let ring = if nth < FORGET_TRIES / 2 {
@@ -167,7 +166,7 @@ pub fn make_room<A: Net>() -> bool {
             Ring::any()
         };
         // A sum without a branch: the verifier would follow both branches through all tries.
-        forgotten += A::forget_first_flow(ring, false);
+        forgotten += forget_first::<A>(ring, false);
         if forgotten >= FORGET_FLOWS {
             break;
         }
@@ -176,34 +175,33 @@ pub fn make_room<A: Net>() -> bool {
 }
 
 /// Removes the first flow from a half-open ring, and closes the flow if it is half-open or expired.
-/// Returns true if it has closed the flow.
+/// Returns the number of flows that it has closed.
 ///
 /// While no agent sweeps, no other code closes expired flows. The key may belong to a later flow of
 /// the same client, which is then evicted one round early. If the caller `spares` active UDP flows
 /// ([`Flow::is_stream_since`]), these move to the end of the ring instead, and keep their backend.
 /// Only a flood of such streams evicts them. An assured flow moves to the ring of streams, if that
 /// has a place.
-#[inline(always)]
-pub fn forget_first<A: Net>(
-    ring: Ring,
-    Eviction { place, flow }: &mut Eviction<A>,
-    spares: bool,
-) -> bool {
+#[global_fn(kpx_forget4, kpx_forget6)]
+fn forget_first<A: Net>(ring: Ring, spares: bool) -> u32 {
+    let Some(Eviction { place, flow }) = global_fn::eviction::<A>() else {
+        return 0;
+    };
     let is_place = maps::dequeue(ring, place);
     let key = &place.opener;
     if !is_place || maps::flow(key, flow).is_none() {
-        return false;
+        return 0;
     }
     if flow.is_half_open(key.proto()) {
         if keeps_place(ring, place, flow, spares) {
-            return false;
+            return 0;
         }
         maps::count(Event::FlowForgotten);
     } else if !is_evictable(flow, key.proto()) {
-        return false;
+        return 0;
     }
     close(key);
-    true
+    1
 }
 
 /// Moves a half-open flow to another place, if it may stay. Returns true if the flow has moved. A
@@ -262,8 +260,8 @@ fn conclude<A: Net>(claimed: Claim, memory: Memory) -> Result<(), Reason> {
 
 /// Gives the flow in the scratch a random source port. If it `looks`, it avoids the ports of other
 /// flows. Returns false if all tries fail.
-#[inline(always)]
-pub fn draw_port<A: Net>(looks: bool, memory: Memory) -> bool {
+#[global_fn(kpx_draw_port4, kpx_draw_port6)]
+fn draw_port<A: Net>(looks: bool, memory: Memory) -> bool {
     let Some((scratch, _)) = memory.scratch::<A>() else {
         return false;
     };
@@ -275,8 +273,10 @@ pub fn draw_port<A: Net>(looks: bool, memory: Memory) -> bool {
     } else {
         flow.undnat_key(proto)
     };
+    let (src, dst) = replies.addrs();
+    let rest = replies.rest() | Draw::new(looks, is_clients).0;
     for _ in 0..DRAWS {
-        let Some(port) = A::draw(&replies, Draw::new(looks, is_clients)) else {
+        let Some(port) = draw(src, dst, rest) else {
             return false;
         };
         flow.source.port = port;
@@ -293,10 +293,10 @@ pub fn draw_port<A: Net>(looks: bool, memory: Memory) -> bool {
     false
 }
 
-/// The mode of a draw, in bits of a key's last word that the key leaves free.
+/// The mode of a draw, in bits that a key's [`FlowKey::rest`] leaves free.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct Draw(pub u64);
+struct Draw(u64);
 
 impl Draw {
     const LOOKS: u64 = 1 << 48;
@@ -313,10 +313,12 @@ impl Draw {
     }
 }
 
-/// Draws a port for the destination of a flow's replies. Returns `None` if all tries met ports of
-/// other flows.
-#[inline(always)]
-pub fn draw<A: Net>(mut replies: FlowKey<A>, draw: Draw) -> Option<Port> {
+/// Draws a port for the destination of a flow's replies, whose key has this packed `rest` with a
+/// [`Draw`]. Returns `None` if all tries met ports of other flows.
+#[global_fn(kpx_draw4, kpx_draw6)]
+fn draw<A: Net>(src: &A, dst: &A, rest: u64) -> Option<Port> {
+    let mut replies = FlowKey::joined(*src, *dst, rest);
+    let draw = Draw(rest);
     let (first, count) = if draw.has(Draw::CLIENTS) {
         (CLIENT_PORT_FIRST, CLIENT_PORTS)
     } else {
@@ -356,9 +358,16 @@ pub enum Claim {
     Full,
 }
 
-impl Claim {
+impl InRegister for Claim {
+    type Register = u32;
+
     #[inline(always)]
-    pub fn of(number: u32) -> Self {
+    fn into_register(self) -> u32 {
+        self as u32
+    }
+
+    #[inline(always)]
+    fn from_register(number: u32) -> Self {
         const MADE: u32 = Claim::Made as u32;
         const TAKEN: u32 = Claim::Taken as u32;
         const OPENED: u32 = Claim::Opened as u32;
@@ -437,8 +446,8 @@ fn holder<A: Net>(flow: &Flow<A>, kind: Kind, old: &mut Flow<A>, proto: Proto) -
 }
 
 /// Creates all entries of the flow in the scratch, or removes them again.
-#[inline(always)]
-pub fn claim<A: Net>(memory: Memory) -> Claim {
+#[global_fn(kpx_claim4, kpx_claim6)]
+fn claim<A: Net>(memory: Memory) -> Claim {
     let Some((scratch, _)) = memory.scratch::<A>() else {
         return Claim::Full;
     };

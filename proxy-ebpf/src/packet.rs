@@ -6,9 +6,11 @@ use aya_ebpf::bindings::BPF_F_MARK_MANGLED_0;
 use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::flow::{Acked, FlowKey, Hook, Seen, Signals};
+use proxy_macros::global_fn;
 
 use crate::established::Head;
-use crate::maps::{self, Memory};
+use crate::fragment;
+use crate::maps::{self, Memory, Scratch};
 use crate::net::{FragmentPart, Header, Net, are_fit};
 use crate::sctp;
 use crate::skb::{ETH_LEN, LinkHeader, Skb};
@@ -150,10 +152,20 @@ impl Reading {
 }
 
 /// Parses a packet as it is at `hook`, into the scratch.
-#[inline(always)]
+#[global_fn(kpx_parse4, kpx_parse6)]
 pub fn parse<A: Net>(skb: Skb, hook: Hook, reading: Reading, memory: Memory) -> Result<(), Reason> {
     let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     scratch.packet.parse(skb, hook, reading)
+}
+
+/// Calls [`Packet::rewrite`] with the addresses and ports in `scratch.becomes`.
+#[global_fn(kpx_rewrite4, kpx_rewrite6)]
+pub fn rewrite<A: Net>(skb: Skb, memory: Memory) -> Result<(), Reason> {
+    let (scratch, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    let Scratch {
+        packet, becomes, ..
+    } = scratch;
+    packet.rewrite(skb, &becomes.src, &becomes.dst, becomes.is_far != 0)
 }
 
 impl<A: Net> Packet<A> {
@@ -299,7 +311,7 @@ impl<A: Net> Packet<A> {
             sctp::set_ports(skb, src.port, dst.port)?;
         }
         if found.marks & FIRST != 0 {
-            A::remember_fragment(skb, is_far);
+            fragment::remember::<A>(skb, is_far);
         }
         if src.addr != self.src.addr {
             replace_addr(skb, &found, A::SRC_OFFSET, self.src.addr, src.addr)?;
@@ -369,20 +381,20 @@ fn read<A: Net>(
     let mut numbers = Numbers::NONE;
     if header.part == FragmentPart::LATER {
         skb.set_found(found);
-        if !A::recall_fragment(skb) {
+        if !fragment::recall::<A>(skb) {
             return Err(Reason::Fragment);
         }
     } else {
         if header.part == FragmentPart::FIRST {
             skb.set_found(found);
-            A::forget_fragment(skb);
+            fragment::forget::<A>(skb);
         }
         numbers = match transport(skb, &header, &mut found) {
             // The stack may reassemble the packet behind this hook, and no hook would translate it.
             Err(Reason::Malformed)
                 if header.part == FragmentPart::FIRST
                     && hook == Hook::INGRESS
-                    && A::is_stub_for_service(skb) =>
+                    && fragment::is_stub_for_service::<A>(skb) =>
             {
                 return Err(Reason::CutHeader);
             }

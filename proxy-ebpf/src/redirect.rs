@@ -15,6 +15,7 @@ use proxy_common::addr::{Addr, Proto};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{CachedRoute, EntryKind, Flow, Hook, Kind, Seen, State, Term};
+use proxy_macros::global_fn;
 
 use self::bypass::{is_bypass, may_be_quick, may_leave};
 use self::fib::leave;
@@ -23,9 +24,10 @@ use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::{At, Net, is_spoofed};
 use crate::packet::Packet;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
-use crate::{Action, flow};
+use crate::{Action, flow, packet};
 
 pub use self::fib::{FibResult, Forward, find, longest};
+pub use self::opener::find_route;
 pub use self::plan::Becomes;
 pub use self::quick::run as quick;
 
@@ -103,40 +105,31 @@ pub fn opens_flows_by(now_secs: impl FnOnce() -> u32) -> bool {
 /// Delivers an incoming packet past the stack, if its flow allows that. `is_known` is set if this
 /// hook has found the flow, in `scratch.flow`. `None` leaves the packet to the stack, unchanged.
 #[inline(always)]
-pub fn run<A: Forward>(skb: Skb, is_known: bool, _: Memory) -> Option<Result<Action, Reason>> {
-    A::deliver(
-        skb,
-        if is_known {
-            Known::FOUND
-        } else {
-            Known::NOTHING
-        },
-    )
-    .result()
-}
-
-/// Finds the route of the flow that `scratch.opening` is about to open, and stores it there.
-#[inline(always)]
-pub fn find_route<A: Forward>(skb: Skb, _: Memory) {
-    A::find_route(skb);
+pub fn run<A: Forward>(skb: Skb, is_known: bool, memory: Memory) -> Option<Result<Action, Reason>> {
+    let known = if is_known {
+        Known::FOUND
+    } else {
+        Known::NOTHING
+    };
+    deliver::<A>(skb, known, memory).result()
 }
 
 /// Delivers the first packet of the flow that has just been opened. `None` leaves the packet to the
 /// stack, unchanged.
 #[inline(always)]
-pub fn first<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> {
-    A::deliver(skb, Known::OPENED).result()
+pub fn first<A: Forward>(skb: Skb, memory: Memory) -> Option<Result<Action, Reason>> {
+    deliver::<A>(skb, Known::OPENED, memory).result()
 }
 
 /// Delivers the ICMP error in `scratch.error`, if it is about a bypass flow. `None` leaves the
 /// error to the stack, unchanged.
 #[inline(always)]
-pub fn error<A: Forward>(skb: Skb, _: Memory) -> Option<Result<Action, Reason>> {
-    A::deliver_error(skb).result()
+pub fn error<A: Forward>(skb: Skb, memory: Memory) -> Option<Result<Action, Reason>> {
+    errors::deliver::<A>(skb, memory).result()
 }
 
-#[inline(always)]
-pub fn deliver<A: Forward>(skb: Skb, known: Known, mut memory: Memory) -> Delivery {
+#[global_fn(kpx_deliver4, kpx_deliver6)]
+fn deliver<A: Forward>(skb: Skb, known: Known, mut memory: Memory) -> Delivery {
     let Some((scratch, _)) = memory.lend().scratch::<A>() else {
         return Delivery::LEFT;
     };
@@ -191,7 +184,7 @@ fn is_plain<A: Net>(skb: Skb) -> bool {
 fn carry_out<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::Rewrite)?;
     if maps::again(&scratch.becomes.plan) != Plan::BackToDevice as u32 {
-        A::rewrite_packet(skb, memory.lend())?;
+        packet::rewrite::<A>(skb, memory.lend())?;
     }
     let (scratch, _) = memory.scratch::<A>().ok_or(Reason::Rewrite)?;
     let Scratch { becomes, route, .. } = scratch;

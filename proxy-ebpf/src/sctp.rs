@@ -3,9 +3,10 @@
 use aya_ebpf::bindings::BPF_F_RECOMPUTE_CSUM;
 use proxy_common::addr::Port;
 use proxy_common::counter::Reason;
+use proxy_common::crc32c;
 use proxy_common::flow::Signals;
+use proxy_macros::global_fn;
 
-use crate::global_fn;
 use crate::packet::FIRST;
 use crate::skb::Skb;
 
@@ -88,12 +89,17 @@ fn try_rewrite(skb: Skb, ports: [u16; 2]) -> Result<(), Reason> {
         return skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM);
     }
     let diff = bytes([found.sport.wire() ^ ports[0], found.dport.wire() ^ ports[1]]);
-    let checksum =
-        global_fn::kpx_crc32c(u32::from_le(checksum), u32::from_le(diff), found.len).to_le();
+    let checksum = updated(u32::from_le(checksum), u32::from_le(diff), found.len).to_le();
     // SCTP's checksum does not compensate for new ports in a device's sum over the whole packet, so
     // both stores update that sum.
     skb.store(l4, &ports, BPF_F_RECOMPUTE_CSUM)?;
     skb.store(l4 + CHECKSUM_OFFSET, &checksum, BPF_F_RECOMPUTE_CSUM)
+}
+
+/// Calls [`crc32c::updated`].
+#[global_fn(kpx_crc32c)]
+fn updated(crc: u32, diff: u32, len: u32) -> u32 {
+    crc32c::updated(crc, diff, len as u16)
 }
 
 /// Joins two half-words to a word, in memory order.

@@ -10,6 +10,7 @@ use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::flow::Hook;
 use proxy_common::hook::{Direction, HookId, PacketHook};
+use proxy_macros::global_fn;
 
 use crate::maps::{self, Marked, Memory};
 use crate::net::Net;
@@ -191,7 +192,7 @@ fn lo<A: Forward>(skb: Skb, memory: Memory) -> Outcome {
     Outcome::new(lo::run::<A>(skb, memory))
 }
 
-#[inline(never)]
+#[global_fn(kpx_icmp4, kpx_icmp6)]
 fn icmp<A: Forward>(
     skb: Skb,
     link: LinkHeader,
@@ -219,14 +220,14 @@ fn conclude<A: Net>(skb: Skb, hook: PacketHook, outcome: Outcome, mut memory: Me
     log::packet::<A>(skb, exit(hook).link(), outcome.0, memory.lend());
     match ended(hook, &outcome) {
         Some(Action(action)) => action,
-        None => A::refuse(skb, hook, outcome, memory).0,
+        None => refuse::<A>(skb, hook.id(), outcome, memory).0,
     }
 }
 
 /// Counts a reason, and applies its verdict. No other code decides the fate of an untranslated
 /// packet.
-#[inline(always)]
-pub fn refuse<A: Net>(skb: Skb, hook: HookId, outcome: Outcome, memory: Memory) -> Action {
+#[global_fn(kpx_refuse4, kpx_refuse6)]
+fn refuse<A: Net>(skb: Skb, hook: HookId, outcome: Outcome, memory: Memory) -> Action {
     let (Err(reason), Some(hook)) = (outcome.result(), hook.known()) else {
         return Action::PASS;
     };
@@ -250,7 +251,7 @@ pub fn refuse<A: Net>(skb: Skb, hook: HookId, outcome: Outcome, memory: Memory) 
     }
 }
 
-#[inline(never)]
+#[global_fn(kpx_reject4, kpx_reject6)]
 fn reject<A: Net>(skb: Skb, exit: Exit) -> Action {
     reject::run::<A>(skb, exit).unwrap_or(Action::DROP)
 }

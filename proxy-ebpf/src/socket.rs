@@ -22,7 +22,7 @@ use proxy_common::socket::{
 
 use crate::clock::now_secs;
 use crate::decide::Dial;
-use crate::global_fn::kpx_any;
+use crate::global_fn::any;
 use crate::host::LO;
 use crate::net::Net;
 use crate::socket::client::{Client, Family};
@@ -209,13 +209,13 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
         return DialResult::Left;
     }
     // Known values would multiply the verifier's work on what follows.
-    at.addr = at.addr.any();
-    let proto = Proto(kpx_any(proto.0.into()) as u8);
-    client.origin = Origin(kpx_any(client.origin.0.into()) as u8);
-    let is_bound = kpx_any(is_bound.into()) != 0;
+    at.addr = at.addr.arbitrary();
+    let proto = Proto(any(proto.0.into()) as u8);
+    client.origin = Origin(any(client.origin.0.into()) as u8);
+    let is_bound = any(is_bound.into()) != 0;
     let port = Port::from_wire(client.cookie as u16);
     let dialling = Dialling {
-        client: SockAddr::new(A::of_netns(client.netns).any(), port),
+        client: SockAddr::new(A::of_netns(client.netns).arbitrary(), port),
         dialled: *at,
         proto,
     };
@@ -237,7 +237,7 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
         }
         return refused(reason, &decision);
     }
-    decision.set = Set(kpx_any(decision.set.0.into()) as u8);
+    decision.set = Set(any(decision.set.0.into()) as u8);
     // The source address of its packets is not known yet.
     if decision.kind == FrontendKind::LOAD_BALANCER && service.has(Service::SOURCE_RANGES) {
         return DialResult::Left;

@@ -49,7 +49,7 @@ fn settles<A: Net>(entry: &Entry<A>, taken: Taken) -> bool {
         return taken != Taken::LEFT;
     }
     let (holder, service) = entry.read(|flow| (flow.holder(), flow.service));
-    A::share(&holder, &service, Register(taken.0))
+    maps::share(&holder, &service, Register(taken.0))
 }
 
 /// The change of the share of a flow's holder in entries, in a register, or [`Self::LEFT`].

@@ -61,68 +61,48 @@ impl<A: Addr> FlowKey<A> {
     }
 }
 
-/// Packs the fields after the addresses: ports in network byte order, protocol, hook.
-const fn rest<A: Addr>(key: &FlowKey<A>) -> u64 {
-    key.sport.wire() as u64
-        | (key.dport.wire() as u64) << 16
-        | (key.proto.0 as u64) << 32
-        | (key.hook.0 as u64) << 40
-}
-
-/// Masks a word to the bits of these fields.
-pub(super) const fn only_rest(word: u64) -> u64 {
-    word & ((1 << 48) - 1)
-}
-
-/// Builds the key of addresses and packed fields.
-const fn joined<A: Addr>(src: A, dst: A, rest: u64) -> FlowKey<A> {
-    let sport = Port::from_wire(rest as u16);
-    let dport = Port::from_wire((rest >> 16) as u16);
-    let proto = Proto((rest >> 32) as u8);
-    let hook = Hook((rest >> 40) as u8);
-    FlowKey::new(
-        hook,
-        proto,
-        SockAddr::new(src, sport),
-        SockAddr::new(dst, dport),
-    )
-}
-
-impl FlowKey<Addr4> {
-    /// Returns two words: the addresses, and the packed fields.
+impl<A: Addr> FlowKey<A> {
+    /// Returns the registers of both addresses, and the packed fields.
     #[inline(always)]
-    pub const fn words(&self) -> [u64; 2] {
-        [
-            self.src.wire() as u64 | (self.dst.wire() as u64) << 32,
-            rest(self),
-        ]
-    }
-
-    #[inline(always)]
-    pub const fn from_words([addrs, rest]: [u64; 2]) -> Self {
-        joined(
-            Addr4::from_wire(addrs as u32),
-            Addr4::from_wire((addrs >> 32) as u32),
-            rest,
-        )
-    }
-}
-
-impl FlowKey<Addr6> {
-    /// Returns five words: two for each address, and the packed fields.
-    #[inline(always)]
-    pub const fn words(&self) -> [u64; 5] {
+    pub fn words(&self) -> [u64; 5] {
         let [a, b] = self.src.registers();
         let [c, d] = self.dst.registers();
-        [a, b, c, d, rest(self)]
+        [a, b, c, d, self.rest()]
     }
 
     #[inline(always)]
-    pub const fn from_words([a, b, c, d, rest]: [u64; 5]) -> Self {
-        joined(
-            Addr6::from_registers([a, b]),
-            Addr6::from_registers([c, d]),
-            rest,
+    pub fn from_words([a, b, c, d, rest]: [u64; 5]) -> Self {
+        Self::joined(A::from_registers([a, b]), A::from_registers([c, d]), rest)
+    }
+
+    /// Returns the source and the destination.
+    #[inline(always)]
+    pub const fn addrs(&self) -> (&A, &A) {
+        (&self.src, &self.dst)
+    }
+
+    /// Packs the fields after the addresses into 48 bits: ports in network byte order, protocol,
+    /// hook.
+    #[inline(always)]
+    pub const fn rest(&self) -> u64 {
+        self.sport.wire() as u64
+            | (self.dport.wire() as u64) << 16
+            | (self.proto.0 as u64) << 32
+            | (self.hook.0 as u64) << 40
+    }
+
+    /// Builds the key of addresses and packed fields. Ignores the upper 16 bits of `rest`.
+    #[inline(always)]
+    pub const fn joined(src: A, dst: A, rest: u64) -> Self {
+        let sport = Port::from_wire(rest as u16);
+        let dport = Port::from_wire((rest >> 16) as u16);
+        let proto = Proto((rest >> 32) as u8);
+        let hook = Hook((rest >> 40) as u8);
+        Self::new(
+            hook,
+            proto,
+            SockAddr::new(src, sport),
+            SockAddr::new(dst, dport),
         )
     }
 }

@@ -1,6 +1,6 @@
 //! A flow's request for a liberal conntrack entry, so that it may bypass the stack.
 
-use super::{FlowKey, key};
+use super::FlowKey;
 use crate::addr::{Addr4, Addr6};
 use crate::assert_size;
 
@@ -17,26 +17,26 @@ const V6: u64 = 6;
 
 impl AnyKey {
     #[inline(always)]
-    pub const fn of_v4(key: &FlowKey<Addr4>) -> Self {
-        let [addrs, rest] = key.words();
-        Self([addrs, 0, 0, 0, rest | V4 << FAMILY])
+    pub fn of_v4(key: &FlowKey<Addr4>) -> Self {
+        let [src, _, dst, _, rest] = key.words();
+        Self([src | dst << 32, 0, 0, 0, rest | V4 << FAMILY])
     }
 
     #[inline(always)]
-    pub const fn of_v6(key: &FlowKey<Addr6>) -> Self {
+    pub fn of_v6(key: &FlowKey<Addr6>) -> Self {
         let [a, b, c, d, rest] = key.words();
         Self([a, b, c, d, rest | V6 << FAMILY])
     }
 
     pub fn v4(&self) -> Option<FlowKey<Addr4>> {
         let [addrs, .., rest] = self.0;
-        (rest >> FAMILY == V4).then(|| FlowKey::<Addr4>::from_words([addrs, key::only_rest(rest)]))
+        (rest >> FAMILY == V4)
+            .then(|| FlowKey::from_words([addrs & u64::from(u32::MAX), 0, addrs >> 32, 0, rest]))
     }
 
     pub fn v6(&self) -> Option<FlowKey<Addr6>> {
-        let [a, b, c, d, rest] = self.0;
-        (rest >> FAMILY == V6)
-            .then(|| FlowKey::<Addr6>::from_words([a, b, c, d, key::only_rest(rest)]))
+        let [.., rest] = self.0;
+        (rest >> FAMILY == V6).then(|| FlowKey::from_words(self.0))
     }
 }
 

@@ -4,7 +4,8 @@ use aya_ebpf::helpers::generated::bpf_jiffies64;
 
 use super::live::part;
 use super::{CPUS, Find};
-use crate::global_fn;
+use crate::clock::now_secs;
+use proxy_macros::global_fn;
 
 /// Returns the time in seconds that `ask` returns, and calls `ask` once per kernel tick.
 #[inline(always)]
@@ -25,7 +26,7 @@ pub fn in_this_tick(ask: impl FnOnce() -> u32) -> u32 {
 }
 
 /// Returns the seconds since boot, at most one kernel tick late: cheap enough for every packet.
-#[inline(always)]
+#[global_fn(kpx_about_now)]
 pub fn about_now_secs() -> u32 {
-    global_fn::kpx_about_now()
+    in_this_tick(now_secs)
 }

@@ -7,6 +7,7 @@ use proxy_common::connect::{Connects, DialTime, Outcome, PortsAndOutcome, Voter,
 use proxy_common::counter::Event;
 use proxy_common::flow::{Flow, Signals};
 use proxy_common::frontend::{EndpointKey, FrontendKey};
+use proxy_macros::global_fn;
 
 use super::live::part;
 use super::{Find, Live, again, count, in_this_tick, undnat};
@@ -21,7 +22,7 @@ static NOTHING: &Connects = &Connects::NOTHING;
 pub fn note_outcome<A: Net>(flow: &Flow<A>, outcome: Outcome) {
     if !flow.service.addr.is_unspecified() {
         let ports = PortsAndOutcome::new(flow.service.port, flow.backend.port, outcome);
-        A::count_outcome(&flow.service.addr, &flow.backend.addr, ports);
+        count_outcome(&flow.service.addr, &flow.backend.addr, ports);
     }
 }
 
@@ -58,13 +59,13 @@ pub fn waited<A: Net>(flow: &Flow<A>) -> u32 {
 
 /// Counts an outcome without a lock: if two CPUs count for one backend at the same instant, one
 /// count is lost. Without room for a row, nothing is counted.
-#[inline(always)]
-pub fn count_outcome<A: Net>(service: A, backend: A, ports: PortsAndOutcome) {
+#[global_fn(kpx_outcome4, kpx_outcome6)]
+fn count_outcome<A: Net>(service: &A, backend: &A, ports: PortsAndOutcome) {
     let outcome = ports.outcome();
-    let service = FrontendKey::new(service, ports.service(), outcome.proto());
+    let service = FrontendKey::new(*service, ports.service(), outcome.proto());
     let Some(connects) = row(&EndpointKey::new(
         service,
-        SockAddr::new(backend, ports.backend()),
+        SockAddr::new(*backend, ports.backend()),
     )) else {
         return;
     };

@@ -7,6 +7,7 @@ use aya_ebpf::maps::PerCpuArray;
 use super::live::part;
 use super::{Find, Live};
 use crate::net::Net;
+use proxy_macros::global_fn;
 
 /// The binary logarithm of the number of rows per CPU. Two pairs of addresses with the same row
 /// replace each other.
@@ -42,8 +43,9 @@ impl Moment {
 }
 
 /// Returns true if the sender was kept for this device and term.
-#[inline(always)]
-pub fn is_kept<A: Net>(src: &A, dst: &A, Moment(moment): Moment) -> bool {
+#[global_fn(kpx_is_sender4, kpx_is_sender6)]
+pub fn is_sender<A: Net>(src: &A, dst: &A, moment: Moment) -> bool {
+    let Moment(moment) = moment;
     let Some(row) = row(src, dst) else {
         return false;
     };
@@ -60,8 +62,9 @@ pub fn is_kept<A: Net>(src: &A, dst: &A, Moment(moment): Moment) -> bool {
 }
 
 /// Stores a sender for this device until the term ends.
-#[inline(always)]
-pub fn keep<A: Net>(src: &A, dst: &A, Moment(moment): Moment) {
+#[global_fn(kpx_keep_sender4, kpx_keep_sender6)]
+pub fn keep_sender<A: Net>(src: &A, dst: &A, moment: Moment) {
+    let Moment(moment) = moment;
     let Some(row) = row(src, dst) else { return };
     part!(row.src).set(src.words());
     part!(row.dst).set(dst.words());

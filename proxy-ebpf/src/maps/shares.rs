@@ -5,7 +5,8 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use proxy_common::frontend::{FrontendKey, Namespace};
-use proxy_common::share::{self, Share};
+use proxy_common::share::{self, PortAndShare, Register, Share};
+use proxy_macros::global_fn;
 
 use super::{Find, Live};
 use crate::net::Net;
@@ -14,7 +15,15 @@ use crate::setting::FLOW_ROOM;
 /// Queries or changes the shares of a client and of a service port's namespace. Returns false if
 /// either share is used up.
 #[inline(always)]
-pub fn share<A: Net>(client: &A, service: &FrontendKey<A>, share: Share) -> bool {
+pub fn share<A: Net>(client: &A, service: &FrontendKey<A>, share: Register) -> bool {
+    change(client, &service.addr, PortAndShare::new(service, share))
+}
+
+/// Implements [`share`], with the address of the service port in `service`.
+#[global_fn(kpx_share4, kpx_share6)]
+fn change<A: Net>(client: &A, service: &A, rest: PortAndShare) -> bool {
+    let service = &rest.service(*service);
+    let share = rest.share();
     if share == Share::Hold(0) {
         return true;
     }

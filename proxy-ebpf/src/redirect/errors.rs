@@ -5,6 +5,7 @@ use proxy_common::addr::Port;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::{Device, Node};
 use proxy_common::flow::{Hook, Kind, Seen};
+use proxy_macros::global_fn;
 
 use super::fib::{find, leave};
 use super::opener::{is_bare, is_between};
@@ -16,7 +17,7 @@ use crate::net::{At, is_spoofed};
 use crate::skb::{PacketMark, Skb};
 
 /// Delivers the error in `scratch.error`, if its flow could be opened as a bypass flow now.
-#[inline(always)]
+#[global_fn(kpx_deliver_error4, kpx_deliver_error6)]
 pub fn deliver<A: Forward>(skb: Skb, memory: Memory) -> Delivery {
     let Some((scratch, _)) = memory.scratch::<A>() else {
         return Delivery::LEFT;

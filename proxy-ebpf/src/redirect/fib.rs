@@ -14,14 +14,12 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Device;
 use proxy_common::flow::{AnyKey, FlowKey};
 
-use super::{Delivery, Known};
+use crate::Action;
 use crate::established::Head;
 use crate::maps;
 use crate::net::{self, Net};
-use crate::outcome::Outcome;
 use crate::setting::FAST_PATH;
 use crate::skb::{ETH_LEN, Skb};
-use crate::{Action, global_fn};
 
 /// The route of a packet, from [`find`]. In map memory, as a [`Packet`] is.
 #[derive(Clone, Copy)]
@@ -143,15 +141,6 @@ pub trait Forward: Net {
     /// Returns true if a packet with the usual headers has a hop left for another host.
     fn has_hop_left(skb: Skb, head: &Head<Self>) -> bool;
     fn any_key(key: &FlowKey<Self>) -> AnyKey;
-
-    /// Calls [`super::quick`].
-    fn quick(skb: Skb) -> Outcome;
-    /// Calls [`super::deliver`].
-    fn deliver(skb: Skb, known: Known) -> Delivery;
-    /// Calls [`super::errors::deliver`].
-    fn deliver_error(skb: Skb) -> Delivery;
-    /// Calls [`super::opener::find_route`].
-    fn find_route(skb: Skb);
 }
 
 /// Finds the route of a packet from `src` to `dst`, as prepared by [`FibResult::ask`]. The packet
@@ -315,26 +304,6 @@ impl Forward for Addr4 {
     fn any_key(key: &FlowKey<Self>) -> AnyKey {
         AnyKey::of_v4(key)
     }
-
-    #[inline(always)]
-    fn quick(skb: Skb) -> Outcome {
-        Outcome(global_fn::kpx_quick4(skb.as_ptr()))
-    }
-
-    #[inline(always)]
-    fn deliver(skb: Skb, known: Known) -> Delivery {
-        Delivery(global_fn::kpx_deliver4(skb.as_ptr(), known.0))
-    }
-
-    #[inline(always)]
-    fn deliver_error(skb: Skb) -> Delivery {
-        Delivery(global_fn::kpx_deliver_error4(skb.as_ptr()))
-    }
-
-    #[inline(always)]
-    fn find_route(skb: Skb) {
-        global_fn::kpx_find_route4(skb.as_ptr());
-    }
 }
 
 impl Forward for Addr6 {
@@ -369,25 +338,5 @@ impl Forward for Addr6 {
     #[inline(always)]
     fn any_key(key: &FlowKey<Self>) -> AnyKey {
         AnyKey::of_v6(key)
-    }
-
-    #[inline(always)]
-    fn quick(skb: Skb) -> Outcome {
-        Outcome(global_fn::kpx_quick6(skb.as_ptr()))
-    }
-
-    #[inline(always)]
-    fn deliver(skb: Skb, known: Known) -> Delivery {
-        Delivery(global_fn::kpx_deliver6(skb.as_ptr(), known.0))
-    }
-
-    #[inline(always)]
-    fn deliver_error(skb: Skb) -> Delivery {
-        Delivery(global_fn::kpx_deliver_error6(skb.as_ptr()))
-    }
-
-    #[inline(always)]
-    fn find_route(skb: Skb) {
-        global_fn::kpx_find_route6(skb.as_ptr());
     }
 }

@@ -4,6 +4,7 @@
 use proxy_common::addr::Proto;
 use proxy_common::device::{Device, Node, pod_net};
 use proxy_common::flow::{CachedRoute, Flow, Seen};
+use proxy_macros::global_fn;
 
 use super::fib::find;
 use super::plan::Plan;
@@ -14,7 +15,7 @@ use crate::skb::Skb;
 
 /// Finds the route of the flow that `scratch.opening` is about to open, and stores it there.
 /// Without a route the flow takes the stack.
-#[inline(always)]
+#[global_fn(kpx_find_route4, kpx_find_route6)]
 pub fn find_route<A: Forward>(skb: Skb, memory: Memory) {
     let Some((
         Scratch {

@@ -9,6 +9,7 @@ use proxy_common::addr::{Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{CachedRoute, Flow, FlowKey, Hook, Kind, Seen, Term};
+use proxy_macros::global_fn;
 
 use super::fib::{find_on, send};
 use super::{END, Forward, is_on_for_all, liberal, opens_flows};
@@ -21,7 +22,7 @@ use crate::{state_change, tcp};
 
 /// Delivers, translates or passes a packet. Returns [`Outcome::NOT_ESTABLISHED`] if the slow path
 /// has to take the packet, which is unchanged then.
-#[inline(always)]
+#[global_fn(kpx_quick4, kpx_quick6)]
 pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Outcome {
     let mark = skb.packet_mark();
     let Some(head) = &established::head::<A>(skb, Hook::INGRESS, mark) else {

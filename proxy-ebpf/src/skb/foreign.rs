@@ -2,42 +2,42 @@
 //! see it.
 
 use proxy_common::device::{Device, Node};
+use proxy_macros::global_fn;
 
 use super::mark::{CLASS, MADE_HERE, MARKS};
 use super::{PacketMark, Skb, is_kept_in_mark};
-use crate::{global_fn, maps};
+use crate::maps;
+
+/// Returns `mark`, or a lost mark if another program may have overwritten it. Then the
+/// addresses and ports alone identify the flow. A masqueraded flow shares its tuples with no
+/// other flow, so they suffice.
+///
+/// A clsact filter that ends with `TC_ACT_OK` writes its class to `tc_index`, or 0 without a
+/// class (`tc_run` in net/core/dev.c). Only the agent can find such filters; a packet does not
+/// show them. Most filters preserve the mark, so a valid mark without other bits counts there
+/// as well.
+///
+/// A fragment that the host has made from a forwarded packet no longer has that packet's
+/// ingress device, so its mark counts as lost.
+#[global_fn(kpx_weigh)]
+fn weighed(skb: Skb, mark: PacketMark, is_fragment: bool) -> PacketMark {
+    let is_believed = mark.is_ours() && !skb.has_class();
+    if is_believed || maps::node().is_none_or(|node| !node.has(Node::FILTERED)) {
+        return mark;
+    }
+    let may_be_lost = if mark.is_made_here() {
+        is_fragment
+    } else {
+        maps::place_of(skb.ingress_ifindex()).0 & Device::FILTERED != 0
+    };
+    if may_be_lost { mark.lost() } else { mark }
+}
 
 impl Skb {
-    /// Returns `mark`, or a lost mark if another program may have overwritten it. Then the
-    /// addresses and ports alone identify the flow. A masqueraded flow shares its tuples with no
-    /// other flow, so they suffice.
-    ///
-    /// A clsact filter that ends with `TC_ACT_OK` writes its class to `tc_index`, or 0 without a
-    /// class (`tc_run` in net/core/dev.c). Only the agent can find such filters; a packet does not
-    /// show them. Most filters preserve the mark, so a valid mark without other bits counts there
-    /// as well.
-    ///
-    /// A fragment that the host has made from a forwarded packet no longer has that packet's
-    /// ingress device, so its mark counts as lost.
+    /// Returns `mark`, or a lost mark: see [`weighed`].
     #[inline(always)]
     pub fn weigh(self, mark: PacketMark, is_fragment: bool) -> PacketMark {
-        PacketMark(global_fn::kpx_weigh(self.0, mark.0, is_fragment.into()))
-    }
-
-    /// Implements [`Self::weigh`], behind a global function.
-    #[inline(always)]
-    pub fn weighed(self, mark: u32, is_fragment: bool) -> u32 {
-        let mark = PacketMark(mark);
-        let is_believed = mark.is_ours() && !self.has_class();
-        if is_believed || maps::node().is_none_or(|node| !node.has(Node::FILTERED)) {
-            return mark.0;
-        }
-        let may_be_lost = if mark.is_made_here() {
-            is_fragment
-        } else {
-            maps::place_of(self.ingress_ifindex()).0 & Device::FILTERED != 0
-        };
-        if may_be_lost { mark.lost().0 } else { mark.0 }
+        weighed(self, mark, is_fragment)
     }
 
     /// Returns true if a hook must weigh this packet's mark before it leaves the packet alone

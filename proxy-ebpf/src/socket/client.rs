@@ -7,7 +7,7 @@ use proxy_common::socket::{Dialled, EVERYWHERE, PODS, PODS_BELOW, PODS_DEPTH};
 
 use super::peer::{self, Peer, cgroup_at, flags};
 use crate::clock::now_secs;
-use crate::global_fn::kpx_any;
+use crate::global_fn::any;
 use crate::net::Net;
 use crate::{maps, redirect};
 
@@ -89,8 +89,8 @@ pub trait Family: Net {
     /// Returns an address that no packet has, as the client's address of a network namespace in
     /// session affinity.
     fn of_netns(cookie: u64) -> Self;
-    /// Calls [`kpx_any`] with each word of the address.
-    fn any(self) -> Self;
+    /// Calls [`any`] with each word of the address.
+    fn arbitrary(self) -> Self;
     /// Stores the dialled frontend with the socket. Without memory for it, `getpeername` shows the
     /// backend.
     fn keep_dialled(peer: Peer, dialled: &Dialled<Self>);
@@ -108,8 +108,8 @@ impl Family for Addr4 {
     }
 
     #[inline(always)]
-    fn any(self) -> Self {
-        Self::from_wire(kpx_any(self.wire()))
+    fn arbitrary(self) -> Self {
+        Self::from_wire(any(self.wire()))
     }
 
     #[inline(always)]
@@ -141,8 +141,8 @@ impl Family for Addr6 {
     }
 
     #[inline(always)]
-    fn any(self) -> Self {
-        Self::from_wire(self.wire().map(|word| kpx_any(word)))
+    fn arbitrary(self) -> Self {
+        Self::from_wire(self.wire().map(any))
     }
 
     #[inline(always)]

@@ -31,8 +31,12 @@ const UNSAFE: &[(&str, &str)] = &[
     ),
     ("proxy-ebpf/src/clock", "asks the kernel for the time"),
     (
-        "proxy-ebpf/src/global_fn",
+        "crates/macros/src/lib",
         "exports functions by name, so that the verifier follows them apart",
+    ),
+    (
+        "proxy-ebpf/src/global_fn",
+        "takes the hook's memory again for these functions",
     ),
     (
         "proxy-ebpf/src/random",

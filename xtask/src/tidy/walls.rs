@@ -12,7 +12,11 @@ use crate::workspace;
 /// kpx's crates, with their dependencies in the workspace and on crates that do I/O.
 const USES: &[(&str, &[&str])] = &[
     ("proxy-common", &["aya"]),
-    ("proxy-ebpf", &["aya-ebpf", "aya-log-ebpf", "proxy-common"]),
+    (
+        "proxy-ebpf",
+        &["aya-ebpf", "aya-log-ebpf", "proxy-common", "proxy-macros"],
+    ),
+    ("proxy-macros", &[]),
     ("proxy-core", &["proxy-common"]),
     ("proxy-net", &["proxy-common", "rtnetlink", "tokio"]),
     (
