@@ -1,10 +1,10 @@
 //! Sums of what several nodes see of one backend, for the commands and for the page.
 
-use proxy_view::{BackendView, UdpView};
+use proxy_view::{BackendView, UdpOutcomes};
 
 /// Returns the sum of the outcomes that are known.
-pub(crate) fn summed(sum: Option<UdpView>, one: Option<UdpView>) -> Option<UdpView> {
-    sum.into_iter().chain(one).reduce(|sum, one| sum.plus(&one))
+pub(crate) fn summed(sum: Option<UdpOutcomes>, one: Option<UdpOutcomes>) -> Option<UdpOutcomes> {
+    sum.into_iter().chain(one).reduce(UdpOutcomes::plus)
 }
 
 /// Adds what another node sees of a backend: numbers are sums, and a set that has the backend on one

@@ -17,6 +17,9 @@ pub mod pods;
 pub mod health;
 pub mod loss;
 
+// Counts.
+pub mod udp;
+
 // Map rows.
 pub mod diff;
 mod room;

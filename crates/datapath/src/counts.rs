@@ -11,9 +11,10 @@ use proxy_common::connect::Connects;
 use proxy_common::flow::{EntryKind, Flow, Seen};
 use proxy_common::frontend::{FrontendKey, Service};
 use proxy_common::service_counts::{Passed, ServiceCounts};
+use proxy_core::udp::UdpOutcomes;
 
 use super::connects::ConnectLedger;
-use super::datagrams::{ByBackend, DatagramLedger, Datagrams, is_answered};
+use super::datagrams::{ByBackend, DatagramLedger, is_answered};
 use super::flows::{read, remove};
 use super::maps::{FamilyNames, lend, take};
 
@@ -62,13 +63,10 @@ impl<A: Addr> FamilyCounts<A> {
     }
 
     /// Returns the outcomes of a service port's UDP flows, summed over its backends.
-    pub fn datagrams_of(&self, service: &FrontendKey<A>) -> Datagrams {
+    pub fn datagrams_of(&self, service: &FrontendKey<A>) -> UdpOutcomes {
         let backends = self.datagrams.get(service).into_iter();
-        let backends = backends.flat_map(BTreeMap::values);
-        backends.fold(Datagrams::NONE, |mut sum, one| {
-            sum += *one;
-            sum
-        })
+        let backends = backends.flat_map(BTreeMap::values).copied();
+        backends.fold(UdpOutcomes::default(), UdpOutcomes::plus)
     }
 
     pub(super) fn add(&mut self, flow: &Flow<A>) {
@@ -225,7 +223,8 @@ impl<A: FamilyNames> Ledger<A> {
     /// Adds the outcomes of removed UDP flows, and raises each number of traffic to at least its
     /// last value, because the count of a table in use is inexact.
     pub(super) fn end(&mut self, found: &mut FamilyCounts<A>) {
-        self.datagrams.add_to(&mut found.datagrams);
+        self.datagrams.note_table(&found.datagrams);
+        found.datagrams = self.datagrams.outcomes();
         for (service, totals) in &mut found.ports {
             if let Some(last) = self.last.get(service) {
                 totals.at_least(last);
@@ -237,8 +236,14 @@ impl<A: FamilyNames> Ledger<A> {
     /// Adds the counters of swept flows to the programs' counters, which outlive the agent. Counts
     /// that a program adds at the same time are lost. If the map is full, the counters stay in this
     /// process.
-    pub(super) fn settle(&mut self, found: &FamilyCounts<A>, now_secs: u32) -> Result<()> {
-        self.datagrams.settle(&found.connects, now_secs);
+    pub(super) fn settle(
+        &mut self,
+        found: &FamilyCounts<A>,
+        now_secs: u32,
+        udp_timeout: u32,
+    ) -> Result<()> {
+        self.datagrams
+            .settle(&found.connects, &found.flows, now_secs, udp_timeout);
         self.connects.settle(&found.connects, now_secs)?;
         for (service, (sent, returned)) in std::mem::take(&mut self.swept) {
             let mut counts = read(&self.counts, &service)?.unwrap_or(ServiceCounts::NOTHING);

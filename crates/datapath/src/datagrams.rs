@@ -14,55 +14,22 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::connect::Connects;
 use proxy_common::flow::{Flow, Seen};
 use proxy_common::frontend::FrontendKey;
+use proxy_core::udp::UdpOutcomes;
+
+use super::counts::FlowCount;
 
 /// The idle time in seconds after which only the service port keeps a backend's counts.
 const IDLE_SECS: u32 = 3_600;
-/// The time in seconds within which the flow of a refused datagram ends.
-const REFUSED_SECS: u32 = 120;
-
-/// The outcomes of UDP flows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Datagrams {
-    /// The flows that their backend answered, in the table and ended.
-    pub answered: u64,
-    /// The flows that ended without an answer and without a refusal.
-    pub unanswered: u64,
-    /// The datagrams that a backend refused before it had answered.
-    pub refused: u64,
-}
-
-impl Datagrams {
-    pub const NONE: Self = Self {
-        answered: 0,
-        unanswered: 0,
-        refused: 0,
-    };
-
-    /// Returns the counts since `before`. A count that decreased, because the agent restarted, is
-    /// 0.
-    #[must_use]
-    pub const fn since(&self, before: &Self) -> Self {
-        Self {
-            answered: self.answered.saturating_sub(before.answered),
-            unanswered: self.unanswered.saturating_sub(before.unanswered),
-            refused: self.refused.saturating_sub(before.refused),
-        }
-    }
-}
-
-impl std::ops::AddAssign for Datagrams {
-    fn add_assign(&mut self, other: Self) {
-        self.answered = self.answered.saturating_add(other.answered);
-        self.unanswered = self.unanswered.saturating_add(other.unanswered);
-        self.refused = self.refused.saturating_add(other.refused);
-    }
-}
+/// The time in seconds from the end of a flow's idle timeout to the sweep that removes the flow, and
+/// from a refusal to the sweep that counts it.
+const SWEEP_SECS: u32 = 60;
 
 /// The outcomes of each service port, by backend. The unspecified address has those of idle
 /// backends.
-pub type ByBackend<A> = BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Datagrams>>;
+pub type ByBackend<A> = BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, UdpOutcomes>>;
 
 type Connected<A> = BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, Connects>>;
+type Flows<A> = BTreeMap<FrontendKey<A>, BTreeMap<SockAddr<A>, FlowCount>>;
 
 /// Returns true if an original entry is a UDP flow of a service port with an answer.
 pub(super) fn is_answered<A: Addr>(opener: &Flow<A>) -> bool {
@@ -77,10 +44,11 @@ pub(super) struct DatagramLedger<A: Addr> {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
-    counts: Datagrams,
+    counts: UdpOutcomes,
     /// The last value of the programs' counter.
     refused: u64,
-    /// The refusals whose flows have yet to end.
+    /// The refusals whose flows have yet to end: at most the unanswered flows in the table, because a
+    /// client that repeats its datagram is refused more often than it has flows.
     pending: u64,
     refused_secs: u32,
     last_secs: u32,
@@ -127,8 +95,15 @@ impl<A: Addr> DatagramLedger<A> {
     }
 
     /// Counts the flows that ended since the last call, and the programs' refusals. A refused flow
-    /// ends without an answer too, and counts once.
-    pub(super) fn settle(&mut self, connects: &Connected<A>, now_secs: u32) {
+    /// ends without an answer too, within `udp_timeout` seconds, and counts once. Call this after
+    /// [`DatagramLedger::note_table`].
+    pub(super) fn settle(
+        &mut self,
+        connects: &Connected<A>,
+        flows: &Flows<A>,
+        now_secs: u32,
+        udp_timeout: u32,
+    ) {
         for (service, at, refused) in refusals(connects) {
             let row = self.row(service, at);
             let more = refused.saturating_sub(row.refused);
@@ -139,53 +114,64 @@ impl<A: Addr> DatagramLedger<A> {
                 (row.refused_secs, row.last_secs) = (now_secs, now_secs);
             }
         }
+        let pending_secs = udp_timeout.saturating_add(SWEEP_SECS);
         for (service, backends) in &mut self.rows {
             let rest = SockAddr::new(A::UNSPECIFIED, Port::ANY);
-            let mut idle = Datagrams::NONE;
+            let mut idle = UdpOutcomes::default();
             backends.retain(|at, row| {
-                row.settle(now_secs);
+                let flows = flows.get(service).and_then(|flows| flows.get(at));
+                row.settle(now_secs, flows.map_or(0, |flows| flows.all), pending_secs);
                 // A row of the programs must be known, or its counter would count again.
                 let is_kept = *at == rest
                     || row.in_table > 0
                     || now_secs.saturating_sub(row.last_secs) <= IDLE_SECS
                     || counted(connects, service, at) > 0;
                 if !is_kept {
-                    idle += Datagrams {
+                    idle = idle.plus(UdpOutcomes {
                         answered: row.shown.max(row.counts.answered),
                         ..row.counts
-                    };
+                    });
                 }
                 is_kept
             });
-            if idle != Datagrams::NONE {
+            if idle != UdpOutcomes::default() {
                 let row = backends.entry(rest).or_default();
-                row.counts += idle;
+                row.counts = row.counts.plus(idle);
                 row.shown = row.shown.max(row.counts.answered);
             }
         }
     }
 
-    /// Adds the outcomes of removed flows to those of the flows in the table, and raises the number of
-    /// answered flows to at least its last value.
-    pub(super) fn add_to(&mut self, found: &mut ByBackend<A>) {
+    /// Takes the answered flows in the table. The number of answered flows never decreases.
+    pub(super) fn note_table(&mut self, in_table: &ByBackend<A>) {
         for row in self.rows.values_mut().flat_map(BTreeMap::values_mut) {
             row.in_table = 0;
         }
-        for (service, backends) in &*found {
+        for (service, backends) in in_table {
             for (at, counts) in backends {
                 self.row(*service, *at).in_table = counts.answered;
             }
         }
-        for (service, backends) in &mut self.rows {
-            let found = found.entry(*service).or_default();
-            for (at, row) in backends {
-                let counts = found.entry(*at).or_default();
-                *counts += row.counts;
-                // Not settled yet, and no longer in the table.
-                counts.answered = row.shown.max(counts.answered + row.answered);
-                row.shown = counts.answered;
-            }
+        for row in self.rows.values_mut().flat_map(BTreeMap::values_mut) {
+            // `answered` is not settled yet, and no longer in the table.
+            row.shown = row
+                .shown
+                .max(row.counts.answered + row.answered + row.in_table);
         }
+    }
+
+    /// Returns the outcomes of all flows, removed or in the table at the last
+    /// [`DatagramLedger::note_table`].
+    pub(super) fn outcomes(&self) -> ByBackend<A> {
+        let of = |row: &Row| UdpOutcomes {
+            answered: row.shown,
+            ..row.counts
+        };
+        let services = self.rows.iter().map(|(service, backends)| {
+            let backends = backends.iter().map(|(at, row)| (*at, of(row)));
+            (*service, backends.collect())
+        });
+        services.collect()
     }
 
     pub(super) fn remove(&mut self, service: &FrontendKey<A>) {
@@ -194,8 +180,8 @@ impl<A: Addr> DatagramLedger<A> {
 }
 
 impl Row {
-    fn settle(&mut self, now_secs: u32) {
-        if now_secs.saturating_sub(self.refused_secs) > REFUSED_SECS {
+    fn settle(&mut self, now_secs: u32, flows: u64, pending_secs: u32) {
+        if now_secs.saturating_sub(self.refused_secs) > pending_secs {
             self.pending = 0;
         }
         if self.ended + self.answered > 0 || self.seen != self.shown {
@@ -204,6 +190,7 @@ impl Row {
         self.seen = self.shown;
         let refused = self.ended.min(self.pending);
         self.pending -= refused;
+        self.pending = self.pending.min(flows.saturating_sub(self.in_table));
         self.counts.unanswered += self.ended - refused;
         self.counts.answered += self.answered;
         (self.ended, self.answered) = (0, 0);
@@ -272,18 +259,29 @@ mod tests {
         at: SockAddr<Addr4>,
         in_table: u64,
     ) -> [u64; 3] {
-        let answered = Datagrams {
+        let answered = UdpOutcomes {
             answered: in_table,
-            ..Datagrams::NONE
+            ..UdpOutcomes::default()
         };
         let mut found = BTreeMap::new();
         if in_table > 0 {
             found.insert(dns(), BTreeMap::from([(at, answered)]));
         }
-        ledger.add_to(&mut found);
+        ledger.note_table(&found);
+        let found = ledger.outcomes();
         let of_dns = found.get(&dns()).and_then(|backends| backends.get(&at));
         let counts = of_dns.copied().unwrap_or_default();
         [counts.answered, counts.unanswered, counts.refused]
+    }
+
+    /// Settles with a number of flows in the table.
+    fn settle(ledger: &mut DatagramLedger<Addr4>, refused: u64, flows: u64, now_secs: u32) {
+        let count = FlowCount {
+            all: flows,
+            open: flows,
+        };
+        let flows = BTreeMap::from([(dns(), BTreeMap::from([(at(53), count)]))]);
+        ledger.settle(&connects(refused), &flows, now_secs, 30);
     }
 
     #[test]
@@ -297,46 +295,69 @@ mod tests {
             "before it is settled"
         );
         ledger.close(&flow(Seen::NOTHING));
-        ledger.settle(&connects(5), 100);
+        settle(&mut ledger, 5, 0, 100);
         assert_eq!(counts(&mut ledger, at(53)), [1, 1, 0]);
         // The two refused flows end later, together with a silent one.
-        ledger.settle(&connects(7), 110);
+        settle(&mut ledger, 7, 3, 110);
         assert_eq!(counts(&mut ledger, at(53)), [1, 1, 2]);
         for _ in 0..3 {
             ledger.close(&flow(Seen::NOTHING));
         }
-        ledger.settle(&connects(7), 140);
+        settle(&mut ledger, 7, 0, 140);
         assert_eq!(counts(&mut ledger, at(53)), [1, 2, 2]);
-        // A client that repeats its datagram is refused more often than it has flows.
-        ledger.settle(&connects(9), 150);
+    }
+
+    #[test]
+    fn flow_that_is_refused_again_and_again_excuses_no_other_flow() {
+        let mut ledger = DatagramLedger::new(&connects(0));
+        // A client repeats its datagram; a second client's flow is silent.
+        for (nth, now_secs) in (1..=20).zip((10..).step_by(10)) {
+            settle(&mut ledger, nth * 100, 1, now_secs);
+        }
+        settle(&mut ledger, 2_000, 2, 210);
         ledger.close(&flow(Seen::NOTHING));
-        ledger.settle(&connects(9), 180);
-        assert_eq!(counts(&mut ledger, at(53)), [1, 2, 4]);
-        ledger.settle(&connects(9), 300);
+        settle(&mut ledger, 2_000, 1, 220);
+        assert_eq!(counts(&mut ledger, at(53)), [0, 0, 2_000], "refused");
         ledger.close(&flow(Seen::NOTHING));
-        ledger.settle(&connects(9), 310);
-        assert_eq!(
-            counts(&mut ledger, at(53)),
-            [1, 3, 4],
-            "silent, not refused"
-        );
+        settle(&mut ledger, 2_000, 0, 230);
+        assert_eq!(counts(&mut ledger, at(53)), [0, 1, 2_000], "silent");
+        // Silent flows stay in the table for long after the last refusal.
+        settle(&mut ledger, 2_001, 2, 300);
+        ledger.close(&flow(Seen::PACKET));
+        settle(&mut ledger, 2_001, 2, 300 + 30 + SWEEP_SECS + 1);
+        ledger.close(&flow(Seen::NOTHING));
+        settle(&mut ledger, 2_001, 1, 410);
+        assert_eq!(counts(&mut ledger, at(53)), [1, 2, 2_001]);
+    }
+
+    #[test]
+    fn refused_flow_counts_once_with_a_long_timeout() {
+        let mut ledger = DatagramLedger::new(&connects(0));
+        let count = FlowCount { all: 1, open: 1 };
+        let table = BTreeMap::from([(dns(), BTreeMap::from([(at(53), count)]))]);
+        for now_secs in (10..600).step_by(10) {
+            ledger.settle(&connects(1), &table, now_secs, 600);
+        }
+        ledger.close(&flow(Seen::NOTHING));
+        ledger.settle(&connects(1), &BTreeMap::new(), 610, 600);
+        assert_eq!(counts(&mut ledger, at(53)), [0, 0, 1]);
     }
 
     #[test]
     fn answered_flows_that_a_program_closes_lower_no_count() {
         let mut ledger = DatagramLedger::new(&BTreeMap::new());
         assert_eq!(counts_beside(&mut ledger, at(53), 3), [3, 0, 0]);
-        ledger.settle(&BTreeMap::new(), 10);
+        settle(&mut ledger, 0, 3, 10);
         // A program closes two.
         assert_eq!(counts_beside(&mut ledger, at(53), 1), [3, 0, 0]);
         ledger.close(&flow(Seen::PACKET));
         assert_eq!(counts(&mut ledger, at(53)), [3, 0, 0]);
-        ledger.settle(&BTreeMap::new(), 20);
+        settle(&mut ledger, 0, 1, 20);
         assert_eq!(counts_beside(&mut ledger, at(53), 4), [5, 0, 0]);
-        ledger.settle(&BTreeMap::new(), 30);
+        settle(&mut ledger, 0, 4, 30);
         // The flows are silent for long.
         assert_eq!(counts_beside(&mut ledger, at(53), 4), [5, 0, 0]);
-        ledger.settle(&BTreeMap::new(), 31 + IDLE_SECS);
+        settle(&mut ledger, 0, 4, 31 + IDLE_SECS);
         assert_eq!(counts_beside(&mut ledger, at(53), 4), [5, 0, 0]);
     }
 
@@ -345,10 +366,10 @@ mod tests {
         let mut ledger = DatagramLedger::new(&BTreeMap::new());
         ledger.close(&flow(Seen::PACKET));
         assert_eq!(counts(&mut ledger, at(53)), [1, 0, 0]);
-        ledger.settle(&BTreeMap::new(), 10);
-        ledger.settle(&BTreeMap::new(), 10 + IDLE_SECS);
+        settle(&mut ledger, 0, 0, 10);
+        settle(&mut ledger, 0, 0, 10 + IDLE_SECS);
         assert_eq!(counts(&mut ledger, at(53)), [1, 0, 0]);
-        ledger.settle(&BTreeMap::new(), 11 + IDLE_SECS);
+        settle(&mut ledger, 0, 0, 11 + IDLE_SECS);
         let rest = SockAddr::new(Addr4::UNSPECIFIED, Port::ANY);
         assert_eq!(counts(&mut ledger, at(53)), [0, 0, 0]);
         assert_eq!(counts(&mut ledger, rest), [1, 0, 0]);

@@ -372,7 +372,7 @@ impl<A: FamilyNames> Family<A> {
         self.correct_connections(&counted, &open)
             .with_context(|| format!("correct {}", A::MAPS.connections))?;
         self.ledger.end(&mut counts);
-        self.ledger.settle(&counts, now_secs)?;
+        self.ledger.settle(&counts, now_secs, self.timeouts.udp)?;
         self.ledger.prune(&mut counts)?;
         Ok((swept, counts))
     }

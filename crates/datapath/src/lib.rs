@@ -53,7 +53,7 @@ pub use bypass_flows::{BypassFlow, BypassFlows};
 pub use clock::boot_secs;
 pub use counters::Counters;
 pub use counts::{Counts, FamilyCounts, FlowCount, Totals};
-pub use datagrams::{ByBackend, Datagrams};
+pub use datagrams::ByBackend;
 pub use datapath::{Datapath, Options};
 pub use drain::Drain;
 pub use fast_path_ways::FastPathWays;

@@ -33,7 +33,7 @@ pub use kube_proxy::{ConntrackMetrics, ProxyMetrics, ProxySync};
 pub use latency::Latencies;
 pub use own::{OwnMetrics, Phase, Repairs};
 pub use readings::{MapFill, ProgramReading, Readings, old_event_name, old_map_name};
-pub use services::{ServiceReading, UdpReading};
+pub use services::ServiceReading;
 pub use slis::Slis;
 
 use proxy_core::ip_family::IpFamily;

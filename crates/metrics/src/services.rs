@@ -6,6 +6,7 @@ use std::fmt;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, LabelSetEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use proxy_common::connect::{BUCKETS, Connects, UNIT_NANOS, bound_units};
+use proxy_core::udp::UdpOutcomes;
 
 use super::readings::counters;
 
@@ -24,16 +25,7 @@ pub struct ServiceReading {
     pub refused: u64,
     pub connects: Connects,
     /// The outcomes of UDP flows; `None` for a port of another protocol.
-    pub udp: Option<UdpReading>,
-}
-
-/// The outcomes of UDP flows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UdpReading {
-    pub answered: u64,
-    pub unanswered: u64,
-    /// The refused datagrams.
-    pub refused: u64,
+    pub udp: Option<UdpOutcomes>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -189,7 +181,7 @@ mod tests {
         let dns = ServiceReading {
             service: "dns".to_owned(),
             port: "53/UDP".to_owned(),
-            udp: Some(UdpReading {
+            udp: Some(UdpOutcomes {
                 answered: 30,
                 unanswered: 4,
                 refused: 2,

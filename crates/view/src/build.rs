@@ -9,7 +9,8 @@ use proxy_common::connect::Connects;
 use proxy_common::frontend::{Backend, Dialled, FrontendKey, FrontendKind, Set};
 
 use crate::{
-    BackendView, ConnectView, FrontendView, NameView, PortCounts, PortView, ServiceView, UdpView,
+    BackendView, ConnectView, FrontendView, NameView, PortCounts, PortView, ServiceView,
+    UdpOutcomes,
 };
 use proxy_core::compact::{ServicePort, Shared};
 use proxy_core::desired::{ServiceSnapshot, Snapshot};
@@ -174,6 +175,7 @@ fn port_view(port: &ServicePort) -> PortView {
         counts: PortCounts::default(),
         connect: ConnectView::default(),
         udp: None,
+        expects_answers: true,
         redirected: false,
     }
 }
@@ -234,8 +236,10 @@ impl<A: Addr> FamilyView<'_, A> {
             }
             count(self.counts, key, &mut view.counts);
             if key.proto == Proto::UDP {
-                let udp = UdpView::from(self.counts.datagrams_of(key));
-                view.udp = Some(view.udp.unwrap_or_default().plus(&udp));
+                let udp = view.udp.unwrap_or_default();
+                let udp = udp.plus(self.counts.datagrams_of(key));
+                view.expects_answers = udp.expect_answers(view.port);
+                view.udp = Some(udp);
             }
             *connects += self.counts.connects_of(key);
             let joined = model::join(&slices, &view.name, key.proto);
@@ -369,10 +373,10 @@ impl<A: Addr> FamilyView<'_, A> {
     }
 
     /// Returns the outcomes of a backend's flows; `None` for other protocols than UDP.
-    fn udp(&self, key: &FrontendKey<A>, at: &SockAddr<A>) -> Option<UdpView> {
+    fn udp(&self, key: &FrontendKey<A>, at: &SockAddr<A>) -> Option<UdpOutcomes> {
         let backends = self.counts.datagrams.get(key);
         let counts = backends.and_then(|backends| backends.get(at)).copied();
-        (key.proto == Proto::UDP).then(|| counts.unwrap_or_default().into())
+        (key.proto == Proto::UDP).then(|| counts.unwrap_or_default())
     }
 
     /// Returns the view of a backend without its sets and its flows.

@@ -1,7 +1,6 @@
 //! The view of TCP connections: connect times and failures.
 
 use proxy_common::connect::{Connects, UNIT_NANOS, bound_units};
-use proxy_datapath::Datagrams;
 use serde::{Deserialize, Serialize};
 
 /// The TCP connections to a Service port or a backend, as this node saw them. Connections of
@@ -33,75 +32,6 @@ pub struct ConnectView {
     /// bucket at twice the end of its predecessor. Empty buckets at the end are omitted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<u64>,
-}
-
-/// The UDP flows to a Service port or a backend, as this node saw them since its agent started. A
-/// flow is what a client sends from one port: most DNS clients send one question in it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct UdpView {
-    /// The number of flows that the backend answered.
-    pub answered: u64,
-    /// The number of flows that ended without an answer: 30 s after the last datagram, unless the
-    /// node sets another timeout.
-    pub unanswered: u64,
-    /// The number of datagrams that the backend refused by an ICMP "port unreachable" instead of its
-    /// first answer.
-    pub refused: u64,
-}
-
-impl From<Datagrams> for UdpView {
-    fn from(
-        Datagrams {
-            answered,
-            unanswered,
-            refused,
-        }: Datagrams,
-    ) -> Self {
-        Self {
-            answered,
-            unanswered,
-            refused,
-        }
-    }
-}
-
-impl UdpView {
-    /// Returns the counts since `before`. A count that decreased, because the agent restarted, is
-    /// 0.
-    #[must_use]
-    pub const fn since(&self, before: &Self) -> Self {
-        Self {
-            answered: self.answered.saturating_sub(before.answered),
-            unanswered: self.unanswered.saturating_sub(before.unanswered),
-            refused: self.refused.saturating_sub(before.refused),
-        }
-    }
-
-    /// Returns the sum of both.
-    #[must_use]
-    pub const fn plus(&self, other: &Self) -> Self {
-        Self {
-            answered: self.answered.saturating_add(other.answered),
-            unanswered: self.unanswered.saturating_add(other.unanswered),
-            refused: self.refused.saturating_add(other.refused),
-        }
-    }
-
-    /// Returns the number of outcomes.
-    pub const fn all(&self) -> u64 {
-        self.answered
-            .saturating_add(self.unanswered)
-            .saturating_add(self.refused)
-    }
-
-    /// Returns the answered flows of all, such as `97/100`; empty before the first outcome.
-    pub fn text(&self) -> String {
-        match self.all() {
-            0 => String::new(),
-            all => format!("{}/{all}", self.answered),
-        }
-    }
 }
 
 impl From<&Connects> for ConnectView {

@@ -45,6 +45,18 @@ pub struct ServiceSeriesView {
     pub name: String,
     #[serde(flatten)]
     pub series: SeriesView,
+    /// The UDP ports of a Service with two to eight of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub udp_ports: Vec<UdpPortView>,
+}
+
+/// The UDP flows to a port per second, as means of the history's time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UdpPortView {
+    pub port: u16,
+    pub answered: f64,
+    pub unanswered: f64,
 }
 
 /// The values of each point; `None` in a gap.

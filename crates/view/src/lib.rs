@@ -30,12 +30,13 @@ pub mod select_args;
 pub mod status;
 
 pub use build::{frontend_names, view, views};
-pub use connect::{ConnectView, UdpView, bucket_bounds, latency, quantile, secs};
+pub use connect::{ConnectView, bucket_bounds, latency, quantile, secs};
 pub use event::EventView;
 pub use flow::{FlowService, FlowView, STATES};
-pub use history::{HistoryView, SeriesView, ServiceSeriesView};
+pub use history::{HistoryView, SeriesView, ServiceSeriesView, UdpPortView};
 pub use mode::Mode;
 pub use proxy_core::selector::Selector;
+pub use proxy_core::udp::UdpOutcomes;
 pub use reason::reason_parser;
 pub use service::{BackendView, FrontendView, NameView, Names, PortCounts, PortView, ServiceView};
 pub use sums::{PortSums, port_sums};

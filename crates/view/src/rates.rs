@@ -2,14 +2,14 @@
 //!
 //! A counter that decreased, because the agent restarted, yields a rate of 0.
 
-use crate::{ConnectView, PortCounts, ServiceView, UdpView, latency};
+use crate::{ConnectView, PortCounts, ServiceView, UdpOutcomes, latency};
 
 /// The counts of a Service, on one node or summed over several.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reading {
     pub counts: PortCounts,
     pub connect: ConnectView,
-    pub udp: UdpView,
+    pub udp: UdpOutcomes,
 }
 
 /// Rates per second. `flows` is the current number of flows.
@@ -57,7 +57,7 @@ impl Reading {
     pub fn plus(mut self, other: &Self) -> Self {
         self.counts.add(&other.counts);
         self.connect = self.connect.plus(&other.connect);
-        self.udp = self.udp.plus(&other.udp);
+        self.udp = self.udp.plus(other.udp);
         self
     }
 
@@ -67,7 +67,7 @@ impl Reading {
         Self {
             counts: self.counts.since(&before.counts),
             connect: self.connect.since(&before.connect),
-            udp: self.udp.since(&before.udp),
+            udp: self.udp.since(before.udp),
         }
     }
 }
@@ -76,7 +76,7 @@ impl Rates {
     /// Returns the rates of counts over `secs` seconds.
     pub fn of(change: &Reading, secs: f64) -> Self {
         Self {
-            connect: ConnectRates::of(&change.connect, &change.udp, secs),
+            connect: ConnectRates::of(&change.connect, change.udp, secs),
             ..Self::of_counts(&change.counts, secs)
         }
     }
@@ -103,7 +103,7 @@ impl Rates {
 
 impl ConnectRates {
     /// Returns the rates of counts over `secs` seconds.
-    pub fn of(change: &ConnectView, udp: &UdpView, secs: f64) -> Self {
+    pub fn of(change: &ConnectView, udp: UdpOutcomes, secs: f64) -> Self {
         Self {
             per_sec: per_second(change.connects, secs),
             p50: change.connect_p50,

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{ConnectView, UdpView};
+use crate::{ConnectView, UdpOutcomes};
 
 /// A Service as last seen, with its programmed parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -63,7 +63,11 @@ pub struct PortView {
     pub connect: ConnectView,
     /// The outcomes of UDP flows, summed over both families; missing for other protocols.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub udp: Option<UdpView>,
+    pub udp: Option<UdpOutcomes>,
+    /// True if an unanswered flow is a failure. False for UDP that no backend has answered, such as
+    /// syslog, except DNS.
+    #[serde(default = "expected")]
+    pub expects_answers: bool,
     /// True while pods of this node serve the Service by a local redirect.
     #[serde(default)]
     pub redirected: bool,
@@ -117,7 +121,7 @@ pub struct BackendView {
     /// The outcomes of UDP flows; missing for other protocols. After an idle hour only the port
     /// counts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub udp: Option<UdpView>,
+    pub udp: Option<UdpOutcomes>,
     /// True if the backend has recently been unresponsive to this node.
     #[serde(default)]
     pub silent: bool,
@@ -136,6 +140,11 @@ pub struct BackendView {
 /// The default for answers of older agents, which have no weights.
 const fn default_weight() -> u16 {
     1
+}
+
+/// The default for answers of older agents.
+const fn expected() -> bool {
+    true
 }
 
 impl ServiceView {

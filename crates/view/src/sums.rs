@@ -7,7 +7,8 @@ use proxy_common::connect::Connects;
 use proxy_core::desired::Snapshot;
 use proxy_core::input::ObjectName;
 use proxy_core::model::FamilyModel;
-use proxy_datapath::{Counts, Datagrams, FamilyCounts};
+use proxy_core::udp::UdpOutcomes;
+use proxy_datapath::{Counts, FamilyCounts};
 
 use crate::PortCounts;
 use crate::build::count;
@@ -21,7 +22,7 @@ pub struct PortSums {
     pub counts: PortCounts,
     pub connects: Connects,
     /// The outcomes of UDP flows; zero for other protocols.
-    pub datagrams: Datagrams,
+    pub udp: UdpOutcomes,
 }
 
 /// Returns the traffic of all Service ports, by namespace and name.
@@ -38,26 +39,26 @@ pub fn port_sums(snapshot: &Snapshot, counts: &Counts) -> Vec<PortSums> {
             .for_each(|model| add(model, &counts.v6, &mut ports));
         ports
             .into_iter()
-            .map(|((port, proto), (counts, connects, datagrams))| PortSums {
+            .map(|((port, proto), (counts, connects, udp))| PortSums {
                 service: service.object.name.clone(),
                 port,
                 proto: Proto(proto),
                 counts,
                 connects,
-                datagrams,
+                udp,
             })
     });
     sums.collect()
 }
 
 /// The sums by port and protocol number.
-type Ports = BTreeMap<(u16, u8), (PortCounts, Connects, Datagrams)>;
+type Ports = BTreeMap<(u16, u8), (PortCounts, Connects, UdpOutcomes)>;
 
 fn add<A: Addr>(model: &FamilyModel<A>, counts: &FamilyCounts<A>, ports: &mut Ports) {
     for key in model.ports.keys() {
-        let (sums, connects, datagrams) = ports.entry((key.port.get(), key.proto.0)).or_default();
+        let (sums, connects, udp) = ports.entry((key.port.get(), key.proto.0)).or_default();
         count(counts, key, sums);
         *connects += counts.connects_of(key);
-        *datagrams += counts.datagrams_of(key);
+        *udp = udp.plus(counts.datagrams_of(key));
     }
 }

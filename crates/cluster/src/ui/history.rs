@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use jiff::{SignedDuration, Timestamp};
 use proxy_view::history::STEP;
-use proxy_view::{HistoryView, SeriesView, ServiceSeriesView};
+use proxy_view::{HistoryView, SeriesView, ServiceSeriesView, UdpPortView};
 use serde::Serialize;
 
 use super::{Page, lock, question};
@@ -15,6 +15,8 @@ use super::{Page, lock, question};
 const LIMIT: Duration = Duration::from_secs(3);
 /// The maximum number of points: those of a day. A node may announce any number.
 const POINTS: usize = 8_640;
+/// The maximum number of a node's UDP ports.
+const PORTS: usize = 8;
 /// The maximum distance of a node's last point from now. A node whose agent hangs, or whose clock is
 /// wrong, shortens no other history.
 const STALE: SignedDuration = SignedDuration::from_secs(30);
@@ -111,7 +113,9 @@ fn merged(all: Vec<Of>, service: Option<&str>, now: Timestamp) -> ClusterHistory
             namespace: found.namespace.clone(),
             name: found.name.clone(),
             series: SeriesView::default(),
+            udp_ports: Vec::new(),
         });
+        add_ports(&mut sum.udp_ports, &found.udp_ports);
         add(&mut sum.series, &found.series, ahead, points);
         let [answered, unanswered] =
             [&found.series.udp_answered, &found.series.udp_unanswered].map(|values| mean(values));
@@ -132,6 +136,19 @@ fn merged(all: Vec<Of>, service: Option<&str>, now: Timestamp) -> ClusterHistory
         },
         nodes,
         missing,
+    }
+}
+
+/// Adds a node's UDP ports: at most [`PORTS`], because a node may send any number.
+fn add_ports(sum: &mut Vec<UdpPortView>, ports: &[UdpPortView]) {
+    for one in ports.iter().take(PORTS) {
+        match sum.iter_mut().find(|known| known.port == one.port) {
+            Some(known) => {
+                known.answered += one.answered;
+                known.unanswered += one.unanswered;
+            }
+            None => sum.push(*one),
+        }
     }
 }
 
@@ -231,6 +248,11 @@ mod tests {
                     namespace: "kube-system".to_owned(),
                     name: "dns".to_owned(),
                     series,
+                    udp_ports: vec![UdpPortView {
+                        port: 53,
+                        answered: 2.0,
+                        unanswered: 1.0,
+                    }],
                 }],
                 ..HistoryView::default()
             },
@@ -267,6 +289,10 @@ mod tests {
             .map(|one| (one.node.as_str(), one.answered, one.unanswered))
             .collect();
         assert_eq!(nodes, [("n1", 3.0, 1.0), ("n2", 3.0, 1.0)]);
+        let [port] = found.history.services[0].udp_ports[..] else {
+            panic!("one port");
+        };
+        assert_eq!((port.port, port.answered, port.unanswered), (53, 4.0, 2.0));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use proxy_view::page::RowFailures;
 use proxy_view::rates::Reading;
-use proxy_view::{PortCounts, PortView, ServiceView, UdpView};
+use proxy_view::{PortCounts, PortView, ServiceView, UdpOutcomes};
 use serde::Serialize;
 
 use super::link::is_refused;
@@ -42,7 +42,7 @@ pub struct NodeService {
     pub connect_p50: Option<f64>,
     pub connect_p99: Option<f64>,
     /// The outcomes of UDP flows; missing without a UDP port.
-    pub udp: Option<UdpView>,
+    pub udp: Option<UdpOutcomes>,
     /// The backends that the node avoids or that do not answer it.
     pub avoided: Vec<SocketAddr>,
     /// What the node differs in from most nodes.
@@ -152,6 +152,7 @@ fn add_port(sum: &mut PortView, port: PortView) {
     sum.counts.add(&port.counts);
     sum.connect = sum.connect.plus(&port.connect);
     sum.udp = summed(sum.udp, port.udp);
+    sum.expects_answers |= port.expects_answers;
     sum.redirected |= port.redirected;
     let known = sum.backends.iter().enumerate();
     let places: HashMap<_, _> = known.map(|(place, one)| (one.address, place)).collect();

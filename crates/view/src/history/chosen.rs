@@ -8,13 +8,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::PortSums;
+use crate::{PortCounts, PortSums};
 use proxy_common::addr::Proto;
+use proxy_common::connect::Connects;
 use proxy_core::input::ObjectName;
-use proxy_datapath::Datagrams;
-use proxy_metrics::{ServiceReading, UdpReading};
+use proxy_metrics::ServiceReading;
 
-use super::kept::{Sums, Traffic};
+use super::kept::{Change, Sums, Traffic};
 
 /// The name of the sum of all Services without series. Its namespace is empty, so it cannot collide
 /// with a Service.
@@ -27,7 +27,7 @@ pub struct Chosen {
     /// The chosen Services and their numbers of ports. The sum is at most `limit`.
     services: BTreeMap<ObjectName, usize>,
     ports: Vec<PortSums>,
-    others: Option<Sums>,
+    others: Option<Change>,
 }
 
 impl Chosen {
@@ -49,11 +49,12 @@ impl Chosen {
             // The first sample includes traffic from before this agent, and has no Services that
             // were deleted before.
             if let Some(before) = before {
+                let none = Sums::default();
                 for (name, sums) in now
                     .iter()
                     .filter(|(name, _)| !self.services.contains_key(name))
                 {
-                    others.add(&sums.since(&before.get(name).unwrap_or_default()));
+                    others.add(&sums.since(before.get(name).unwrap_or(&none)));
                 }
             }
         }
@@ -101,56 +102,30 @@ impl Chosen {
 
     /// Returns the readings of the last sample.
     pub fn readings(&self) -> Vec<ServiceReading> {
-        let of_ports = self.ports.iter().map(|port| {
-            let sums = Sums::of(port);
-            reading(
-                port.proto == Proto::UDP,
-                port.service.namespace.to_string(),
-                port.service.name.to_string(),
-                format!("{}/{}", port.port, port.proto.to_string().to_uppercase()),
-                &sums,
-            )
+        let of_ports = self.ports.iter().map(|port| ServiceReading {
+            namespace: port.service.namespace.to_string(),
+            service: port.service.name.to_string(),
+            port: format!("{}/{}", port.port, port.proto.to_string().to_uppercase()),
+            udp: (port.proto == Proto::UDP).then_some(port.udp),
+            ..reading(&port.counts, &port.connects)
         });
-        let others = self
-            .others
-            .iter()
-            .map(|sums| reading(true, String::new(), OTHER.to_owned(), String::new(), sums));
+        let others = self.others.iter().map(|sum| ServiceReading {
+            service: OTHER.to_owned(),
+            udp: Some(sum.udp),
+            ..reading(&sum.counts, &sum.connects)
+        });
         of_ports.chain(others).collect()
     }
 }
 
-fn reading(
-    has_udp: bool,
-    namespace: String,
-    service: String,
-    port: String,
-    sums: &Sums,
-) -> ServiceReading {
-    let Sums {
-        counts,
-        connects,
-        datagrams,
-        ..
-    } = sums;
-    let Datagrams {
-        answered,
-        unanswered,
-        refused,
-    } = *datagrams;
+fn reading(counts: &PortCounts, connects: &Connects) -> ServiceReading {
     ServiceReading {
-        udp: has_udp.then_some(UdpReading {
-            answered,
-            unanswered,
-            refused,
-        }),
-        namespace,
-        service,
-        port,
         connections: counts.flows_opened,
         packets: counts.packets + counts.packets_returned,
         bytes: counts.bytes + counts.bytes_returned,
         refused: counts.unserved(),
         connects: *connects,
+        ..ServiceReading::default()
     }
 }
 

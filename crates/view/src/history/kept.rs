@@ -1,18 +1,21 @@
 //! The kept samples and their times. Pure.
 //!
-//! A point has 60 bytes: the points of a Service take 5.4 kB, those of [`SERVICES`] 1.4 MB. The
-//! last sample takes about 350 bytes per Service that ever had traffic.
+//! A point has 60 bytes: the points of a Service take 5.4 kB, those of [`SERVICES`] 1.4 MB. Each
+//! UDP port of a Service with several of them takes 1.1 kB more. The last sample takes about 320
+//! bytes per Service that ever had traffic, and 50 more per Service with UDP.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::rates::{Rates, per_second};
-use crate::{HistoryView, PortCounts, PortSums, SeriesView, ServiceSeriesView, quantile};
+use crate::{
+    HistoryView, PortCounts, PortSums, SeriesView, ServiceSeriesView, UdpPortView, quantile,
+};
 use jiff::Timestamp;
 use proxy_common::addr::Proto;
 use proxy_common::connect::Connects;
 use proxy_core::input::ObjectName;
-use proxy_datapath::Datagrams;
+use proxy_core::udp::UdpOutcomes;
 
 use super::{STEP, shared};
 
@@ -20,84 +23,107 @@ use super::{STEP, shared};
 pub(super) const POINTS: usize = 90;
 /// The maximum number of Services with points.
 pub(super) const SERVICES: usize = 256;
-/// The port of DNS.
-const DNS: u16 = 53;
+/// The maximum number of UDP ports of a Service with their own points.
+const UDP_PORTS: usize = 8;
 
 /// The traffic of each Service that had any since the programs were loaded.
 #[derive(Debug, Default)]
 pub struct Traffic(BTreeMap<ObjectName, Sums>);
 
-#[derive(Clone, Copy, Debug, Default)]
+/// The traffic of a Service.
+#[derive(Clone, Debug, Default)]
 pub struct Sums {
+    counts: PortCounts,
+    connects: Connects,
+    /// The outcomes of UDP flows by port.
+    udp: Box<[(u16, UdpOutcomes)]>,
+}
+
+/// The traffic between two samples, of a Service or of several.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change {
     pub counts: PortCounts,
     pub connects: Connects,
-    pub datagrams: Datagrams,
-    /// True if UDP clients expect answers: a backend has answered one, or the port is that of DNS.
-    /// Syslog and the like are rightly unanswered.
-    expects_answers: bool,
+    pub udp: UdpOutcomes,
+    /// The number of connections and UDP flows that failed: flows without an answer fail at ports
+    /// that expect answers.
+    failed: u64,
 }
 
 impl Sums {
-    pub fn of(port: &PortSums) -> Self {
-        Self {
-            counts: port.counts,
-            connects: port.connects,
-            datagrams: port.datagrams,
-            expects_answers: port.datagrams.answered > 0
-                || (port.port, port.proto) == (DNS, Proto::UDP),
+    fn add(&mut self, port: &PortSums) {
+        self.counts.add(&port.counts);
+        self.connects += port.connects;
+        if port.proto == Proto::UDP {
+            let ports = self.udp.iter().copied();
+            self.udp = ports.chain([(port.port, port.udp)]).collect();
         }
     }
 
-    /// Returns the counts since `before`.
-    pub fn since(&self, before: &Self) -> Self {
-        Self {
+    /// Returns the traffic since `before`.
+    pub fn since(&self, before: &Self) -> Change {
+        let connects = self.connects.since(&before.connects);
+        let mut change = Change {
             counts: self.counts.since(&before.counts),
-            connects: self.connects.since(&before.connects),
-            datagrams: self.datagrams.since(&before.datagrams),
-            expects_answers: self.expects_answers,
-        }
-    }
-
-    pub fn add(&mut self, other: &Self) {
-        self.counts.add(&other.counts);
-        self.connects += other.connects;
-        self.datagrams += other.datagrams;
-        self.expects_answers |= other.expects_answers;
-    }
-
-    /// Returns the number of connections and UDP flows that failed.
-    fn failed(&self) -> u64 {
-        let unanswered = match self.expects_answers {
-            true => self.datagrams.unanswered,
-            false => 0,
+            connects,
+            udp: UdpOutcomes::default(),
+            failed: connects.failed(),
         };
-        self.connects.failed().saturating_add(unanswered)
+        for (_, udp, expects_answers) in self.udp_since(before) {
+            change.udp = change.udp.plus(udp);
+            if expects_answers {
+                change.failed = change.failed.saturating_add(udp.unanswered);
+            }
+        }
+        change
     }
 
-    fn is_empty(&self) -> bool {
-        let PortCounts {
-            flows_opened,
-            flows,
-            packets,
-            packets_returned,
-            dropped,
-            rejected,
-            ..
-        } = self.counts;
-        flows_opened + flows + packets + packets_returned + dropped + rejected == 0
+    /// Returns the outcomes since `before` of each UDP port, and whether the port expects answers.
+    fn udp_since(&self, before: &Self) -> impl Iterator<Item = (u16, UdpOutcomes, bool)> {
+        self.udp.iter().map(|(port, udp)| {
+            let known = before.udp.iter().find(|(known, _)| known == port);
+            let before = known.map_or_else(UdpOutcomes::default, |(_, before)| *before);
+            (*port, udp.since(before), udp.expect_answers(*port))
+        })
     }
 }
 
+impl Change {
+    pub fn add(&mut self, other: &Self) {
+        self.counts.add(&other.counts);
+        self.connects += other.connects;
+        self.udp = self.udp.plus(other.udp);
+        self.failed = self.failed.saturating_add(other.failed);
+    }
+}
+
+/// Returns true if a port had no traffic.
+fn is_idle(port: &PortSums) -> bool {
+    let PortCounts {
+        flows_opened,
+        flows,
+        packets,
+        packets_returned,
+        dropped,
+        rejected,
+        ..
+    } = port.counts;
+    flows_opened + flows + packets + packets_returned + dropped + rejected == 0
+}
+
 impl Traffic {
+    /// Sums the ports of each Service, which are adjacent. Collected at once, the tree's nodes are
+    /// full; one by one, they would be half empty.
     pub fn of(ports: &[PortSums]) -> Self {
-        let mut services = BTreeMap::<_, Sums>::new();
-        for port in ports {
-            let sums = Sums::of(port);
-            if !sums.is_empty() {
-                services.entry(port.service.clone()).or_default().add(&sums);
-            }
-        }
-        Self(services)
+        let services = ports.chunk_by(|a, b| a.service == b.service);
+        let services = services.filter_map(|ports| {
+            let mut busy = ports.iter().filter(|port| !is_idle(port)).peekable();
+            busy.peek()?;
+            let mut sums = Sums::default();
+            busy.for_each(|port| sums.add(port));
+            Some((ports[0].service.clone(), sums))
+        });
+        Self(services.collect())
     }
 }
 
@@ -120,14 +146,15 @@ struct Point {
     udp_unanswered: f32,
 }
 
-/// The size of a point in the module's comment.
+/// The sizes in the module's comment.
+const _: () = assert!(size_of::<(ObjectName, Sums)>() == 312);
 const _: () = assert!(size_of::<Option<Point>>() == 60);
 
 impl Point {
-    /// Returns the point of the counts of `secs` seconds.
+    /// Returns the point of the traffic of `secs` seconds.
     #[expect(clippy::cast_possible_truncation, reason = "a rate for a curve")]
     #[expect(clippy::cast_precision_loss, reason = "a number of flows for a curve")]
-    fn of(change: &Sums, secs: f64) -> Self {
+    fn of(change: &Change, secs: f64) -> Self {
         let rates = Rates::of_counts(&change.counts, secs);
         let connects = &change.connects;
         let rate = |count| per_second(count, secs) as f32;
@@ -142,10 +169,10 @@ impl Point {
             connects: rate(connects.answered()),
             p50: quantile(0.5),
             p99: quantile(0.99),
-            failed: rate(change.failed()),
+            failed: rate(change.failed),
             retransmitted: rate(connects.retransmitted),
-            udp_answered: rate(change.datagrams.answered),
-            udp_unanswered: rate(change.datagrams.unanswered),
+            udp_answered: rate(change.udp.answered),
+            udp_unanswered: rate(change.udp.unanswered),
         }
     }
 
@@ -157,25 +184,99 @@ impl Point {
 
 /// The last points of a Service or of the total, newest last; `None` in a gap.
 #[derive(Debug)]
-struct Track(VecDeque<Option<Point>>);
+struct Track<P = Point>(VecDeque<Option<P>>);
 
-impl Default for Track {
+impl<P> Default for Track<P> {
     /// Reserves the exact capacity: a growing queue would reserve 128 points.
     fn default() -> Self {
         Self(VecDeque::with_capacity(POINTS))
     }
 }
 
-impl Track {
-    fn push(&mut self, point: Option<Point>) {
+impl<P> Track<P> {
+    fn push(&mut self, point: Option<P>) {
         if self.0.len() == POINTS {
             self.0.pop_front();
         }
         self.0.push_back(point);
     }
+}
 
+impl Track {
     fn activity(&self) -> f32 {
         self.0.iter().flatten().map(Point::activity).sum()
+    }
+}
+
+/// The UDP flows per second of a port: answered, unanswered.
+type UdpRates = [f32; 2];
+
+/// The last points of a Service.
+#[derive(Debug, Default)]
+struct ServiceTrack {
+    all: Track,
+    /// The points of each UDP port, if the Service has several; one UDP port has those of the
+    /// Service.
+    udp: BTreeMap<u16, Track<UdpRates>>,
+}
+
+/// A step of a Service.
+#[derive(Clone, Debug, Default)]
+struct Step {
+    all: Point,
+    udp: BTreeMap<u16, UdpRates>,
+}
+
+impl Step {
+    #[expect(clippy::cast_possible_truncation, reason = "a rate for a curve")]
+    fn of(now: &Sums, before: &Sums, change: &Change, secs: f64) -> Self {
+        let rate = |count| per_second(count, secs) as f32;
+        let udp = now.udp_since(before);
+        Self {
+            all: Point::of(change, secs),
+            udp: udp
+                .map(|(port, udp, _)| (port, [rate(udp.answered), rate(udp.unanswered)]))
+                .collect(),
+        }
+    }
+}
+
+impl ServiceTrack {
+    fn push(&mut self, step: Option<Step>) {
+        let Some(Step { all, mut udp }) = step else {
+            self.all.push(None);
+            self.udp.values_mut().for_each(|track| track.push(None));
+            return;
+        };
+        self.all.push(Some(all));
+        // An idle Service keeps the points of its ports.
+        if (2..=UDP_PORTS).contains(&udp.len()) {
+            self.udp.retain(|port, _| udp.contains_key(port));
+            udp.keys().for_each(|port| {
+                self.udp.entry(*port).or_default();
+            });
+        }
+        for (port, track) in &mut self.udp {
+            track.push(Some(udp.remove(port).unwrap_or_default()));
+        }
+    }
+
+    fn udp_ports(&self) -> Vec<UdpPortView> {
+        let views = self.udp.iter().map(|(port, Track(points))| {
+            let known = points.iter().flatten();
+            #[expect(clippy::cast_precision_loss, reason = "at most 90 points")]
+            let number = known.clone().count().max(1) as f32;
+            let mean = |part: usize| {
+                let sum: f32 = known.clone().map(|rates| rates[part]).sum();
+                rounded(sum / number, 1e6)
+            };
+            UdpPortView {
+                port: *port,
+                answered: mean(0),
+                unanswered: mean(1),
+            }
+        });
+        views.collect()
     }
 }
 
@@ -185,7 +286,7 @@ pub struct Kept {
     /// The instant, the time and the traffic of the last sample.
     last: Option<(Instant, Timestamp, Traffic)>,
     total: Track,
-    services: BTreeMap<ObjectName, Track>,
+    services: BTreeMap<ObjectName, ServiceTrack>,
     /// The Services with failures in the last step, including Services without points.
     failing: BTreeMap<ObjectName, Failures>,
     left_out: usize,
@@ -214,10 +315,10 @@ impl Failures {
 }
 
 /// Returns the Services with the most failures, at most [`SERVICES`].
-fn failing(points: &BTreeMap<ObjectName, Point>) -> BTreeMap<ObjectName, Failures> {
+fn failing(points: &BTreeMap<ObjectName, Step>) -> BTreeMap<ObjectName, Failures> {
     let failures = points
         .iter()
-        .map(|(name, point)| (name, Failures::of(point)));
+        .map(|(name, step)| (name, Failures::of(&step.all)));
     let mut failing: Vec<_> = failures
         .filter(|(_, failures)| failures.sum() > 0.0)
         .collect();
@@ -247,13 +348,16 @@ impl Kept {
             return;
         };
         let passed = at.saturating_duration_since(*before_at);
-        let points = |(name, sums): (&ObjectName, &Sums)| {
-            let before = before.0.get(name).copied().unwrap_or_default();
-            let change = sums.since(&before);
-            (name.clone(), Point::of(&change, passed.as_secs_f64()))
-        };
-        let mut points: BTreeMap<_, _> = now.0.iter().map(points).collect();
-        let total = Point::of(&now.sum().since(&before.sum()), passed.as_secs_f64());
+        let secs = passed.as_secs_f64();
+        let (mut all, none) = (Change::default(), Sums::default());
+        let mut points = BTreeMap::new();
+        for (name, sums) in &now.0 {
+            let before = before.0.get(name).unwrap_or(&none);
+            let change = sums.since(before);
+            all.add(&change);
+            points.insert(name.clone(), Step::of(sums, before, &change, secs));
+        }
+        let total = Point::of(&all, secs);
         for _ in 1..steps(passed) {
             self.push(|_| None);
             self.total.push(None);
@@ -261,22 +365,22 @@ impl Kept {
         self.total.push(Some(total));
         self.failing = failing(&points);
         self.push(|name| Some(points.remove(name).unwrap_or_default()));
-        points.retain(|_, point| point.activity() > 0.0);
+        points.retain(|_, step| step.all.activity() > 0.0);
         self.admit(points.into_iter().collect());
-        self.services.retain(|_, track| track.activity() > 0.0);
+        self.services.retain(|_, track| track.all.activity() > 0.0);
         self.last = Some((at, time, now));
     }
 
-    fn push(&mut self, mut point: impl FnMut(&ObjectName) -> Option<Point>) {
+    fn push(&mut self, mut step: impl FnMut(&ObjectName) -> Option<Step>) {
         for (name, track) in &mut self.services {
-            track.push(point(name));
+            track.push(step(name));
         }
     }
 
     /// Adds the busiest Services without points: into free space, then in place of less busy
     /// Services.
-    fn admit(&mut self, mut points: Vec<(ObjectName, Point)>) {
-        points.sort_by(|(_, a), (_, b)| b.activity().total_cmp(&a.activity()));
+    fn admit(&mut self, mut points: Vec<(ObjectName, Step)>) {
+        points.sort_by(|(_, a), (_, b)| b.all.activity().total_cmp(&a.all.activity()));
         let beyond = points.split_off(
             points
                 .len()
@@ -287,12 +391,12 @@ impl Kept {
             let mut kept: Vec<_> = self
                 .services
                 .iter()
-                .map(|(name, track)| (track.activity(), name.clone()))
+                .map(|(name, track)| (track.all.activity(), name.clone()))
                 .collect();
             kept.sort_by(|(a, _), (b, _)| a.total_cmp(b));
             let pairs = beyond.into_iter().zip(kept);
             for (busier, (_, quieter)) in
-                pairs.take_while(|((_, point), (activity, _))| point.activity() > *activity)
+                pairs.take_while(|((_, step), (activity, _))| step.all.activity() > *activity)
             {
                 self.services.remove(&quieter);
                 points.push(busier);
@@ -328,7 +432,8 @@ impl Kept {
                 .map(|(name, track)| ServiceSeriesView {
                     namespace: name.namespace.to_string(),
                     name: name.name.to_string(),
-                    series: series(track, points),
+                    series: series(&track.all, points),
+                    udp_ports: track.udp_ports(),
                 })
                 .collect(),
         }
@@ -344,15 +449,8 @@ impl Traffic {
         self.0.iter()
     }
 
-    pub fn get(&self, name: &ObjectName) -> Option<Sums> {
-        self.0.get(name).copied()
-    }
-
-    fn sum(&self) -> Sums {
-        self.0.values().fold(Sums::default(), |mut sum, sums| {
-            sum.add(sums);
-            sum
-        })
+    pub fn get(&self, name: &ObjectName) -> Option<&Sums> {
+        self.0.get(name)
     }
 }
 

@@ -7,12 +7,12 @@ use comfy_table::Cell;
 use super::Listed;
 use crate::object_name::full_name;
 use crate::output::{NONE, Narrow, cell, list, red, yellow};
-use crate::{ConnectView, PortView, ServiceView, UdpView, age, latency};
+use crate::{ConnectView, PortView, ServiceView, UdpOutcomes, age, latency};
 
 /// Returns the outcomes of all UDP ports.
-fn udp(service: &ServiceView) -> UdpView {
+fn udp(service: &ServiceView) -> UdpOutcomes {
     let ports = service.ports.iter().filter_map(|port| port.udp);
-    ports.fold(UdpView::default(), |sum, udp| sum.plus(&udp))
+    ports.fold(UdpOutcomes::default(), UdpOutcomes::plus)
 }
 
 impl Listed for ServiceView {

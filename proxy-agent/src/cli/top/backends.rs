@@ -67,11 +67,11 @@ pub(super) fn backends(before: &Sample, now: &Sample, service: &str) -> Backends
             .connect
             .since(old.map_or(&nothing, |old| &old.connect));
         let udp = old.and_then(|old| old.udp).unwrap_or_default();
-        let udp = backend.udp.unwrap_or_default().since(&udp);
+        let udp = backend.udp.unwrap_or_default().since(udp);
         Row {
             port: key.0,
             backend: backend.clone(),
-            connect: ConnectRates::of(&change, &udp, secs),
+            connect: ConnectRates::of(&change, udp, secs),
         }
     };
     let rows = find(now, service).map(|found| of_ports(found).map(row).collect());

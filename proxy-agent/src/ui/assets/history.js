@@ -43,12 +43,22 @@ function take({ stepSecs, end, points, total, services, nodes = [], missing = []
   kept.missing = missing;
 }
 
-/** Returns the share of UDP flows that stayed unanswered in the history's time: of the clients of a node, or of all; null without flows. */
-export function unansweredShare(key, node = null) {
-  const values = (field) => (historyOf(key)?.[field] ?? []).reduce((sum, value) => sum + value, 0);
-  const of = node === null ? { answered: values("udpAnswered"), unanswered: values("udpUnanswered") } : historyOf(key) && kept.nodes.get(node);
-  const all = of ? of.answered + of.unanswered : 0;
-  return all > 0 ? of.unanswered / all : null;
+/** Returns the share of UDP flows of a node's clients that stayed unanswered in the history's time; null without flows. */
+export function unansweredShare(key, node) {
+  return shareOf(historyOf(key) && kept.nodes.get(node));
+}
+
+/** Returns the share of a UDP port's flows that stayed unanswered in the history's time; null without flows. A Service with one UDP port has that port's. */
+export function portShare(key, port, isOnly) {
+  const history = historyOf(key);
+  const values = (field) => (history?.[field] ?? []).reduce((sum, value) => sum + value, 0);
+  const whole = isOnly ? { answered: values("udpAnswered"), unanswered: values("udpUnanswered") } : null;
+  return shareOf(history?.udpPorts?.find((one) => one.port === port) ?? whole);
+}
+
+function shareOf(flows) {
+  const all = flows ? flows.answered + flows.unanswered : 0;
+  return all > 0 ? flows.unanswered / all : null;
 }
 
 /** Returns the history of a Service, or of all for the empty key; undefined if there is none. */

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { copyButton, rangeField } from "./controls.js";
-import { historyOf, missingHistories, past, seriesOf, unansweredShare } from "./history.js";
+import { historyOf, missingHistories, past, portShare, seriesOf, unansweredShare } from "./history.js";
 import { BYTES, DROPPED, OPENED, PACKETS, REJECTED, portKey, portText, readiness, serviceKey, state } from "./model.js";
 import { hasView, IS_CLUSTER, hrefOf, protocolOf } from "./place.js";
 import { chart } from "./spark.js";
@@ -112,7 +112,7 @@ function nodesOf({ namespace, name, nodes, ports }) {
   const hasUdp = nodes.some(({ udp }) => udp);
   all.sort((a, b) => rank[a.said[0]] - rank[b.said[0]] || weight(b) - weight(a) || (b.share ?? 0) - (a.share ?? 0) || a.node.localeCompare(b.node, "en", { numeric: true }));
   const unanswered = ({ unanswered, udp }) => unanswered + (udp?.unanswered ?? 0);
-  const expects = ports.some((port) => port.udp && expectsAnswers(port));
+  const expects = ports.some((port) => port.udp && port.expectsAnswers);
   const shareCell = ({ node, share, udp }) =>
     h("td", { class: `number ${share ? "" : "zero"}`, "data-share": node, title: udp ? `${outcome(udp)} since the agent started` : null }, share === null ? "–" : h("span", { class: share > 0 && expects ? "why" : null }, percent(share)));
   const numberCell = (text, value) => h("td", { class: `number ${value ? "" : "zero"}` }, text);
@@ -162,11 +162,11 @@ function portSection(service, port) {
     { class: "card port", "data-key": key, "data-port": port.port },
     h("h3", {}, h("span", { class: "mono" }, portText(port)), port.name ? h("span", { class: "faint" }, ` ${port.name}`) : null),
     service.ports.length > 1 ? h("div", { class: "charts" }, CHARTS.map((one) => chartOf(key, one))) : null,
-    totals(port, serviceKey(service), expectsAnswers(port)),
+    totals(port, shareOf(service, port)),
     h("h4", {}, "Offered at"),
     frontends(port.frontends),
     h("h4", {}, "Backends ", h("span", { class: "faint" }, `${count(ready)} of ${count(total)} ready`)),
-    zones(port.backends, expectsAnswers(port)),
+    zones(port.backends, port.expectsAnswers),
   );
 }
 
@@ -176,7 +176,13 @@ function chartOf(key, [colour, label, counters, , text]) {
   return figure(`${key} ${colour}`, label, colour, sum, text, "/s");
 }
 
-function totals({ counts, connect, udp }, key, expects) {
+/** Returns the share of the port's flows that stayed unanswered; null without flows, and for other protocols than UDP. */
+function shareOf(service, { port, udp }) {
+  const isOnly = service.ports.filter((one) => one.udp).length === 1;
+  return udp ? portShare(serviceKey(service), port, isOnly) : null;
+}
+
+function totals({ counts, connect, udp, expectsAnswers }, share) {
   const facts = [
     ["Flows", counts.flows],
     ["Opened", counts.flowsOpened],
@@ -184,7 +190,7 @@ function totals({ counts, connect, udp }, key, expects) {
     ["and back", counts.packetsReturned],
     ["Dropped", counts.dropped],
     ["Rejected", counts.rejected],
-    ...(udp ? questions(udp, key, expects) : connects(connect)),
+    ...(udp ? questions(udp, share, expectsAnswers) : connects(connect)),
   ];
   return h("dl", { class: "totals" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value))));
 }
@@ -201,19 +207,13 @@ function connects(connect) {
 }
 
 /** Lists the outcomes of UDP flows: most DNS clients send one question in a flow. */
-function questions(udp, key, expects) {
-  const share = unansweredShare(key);
+function questions(udp, share, expects) {
   return [
     ["Answered", udp.answered],
     ["Unanswered", udp.unanswered],
     ["Refused", udp.refused],
     ...(share === null ? [] : [["Unanswered, 15 min", h("span", { class: share > 0 && expects ? "why" : null }, percent(share))]]),
   ];
-}
-
-/** Returns true unless the port is of a UDP protocol that has not answered yet, such as syslog. */
-function expectsAnswers({ port, udp }) {
-  return !udp || udp.answered > 0 || port === 53;
 }
 
 function outcome(udp) {

@@ -1,6 +1,5 @@
 //! Tests of the choice on made-up counters.
 
-use crate::PortCounts;
 use proxy_common::addr::Proto;
 
 use super::*;
@@ -55,8 +54,8 @@ fn port(service: &str, port: u16, flows_opened: u64, rejected: u64) -> PortSums 
             rejected,
             ..PortCounts::default()
         },
-        connects: proxy_common::connect::Connects::NOTHING,
-        datagrams: proxy_datapath::Datagrams::NONE,
+        connects: Connects::NOTHING,
+        udp: proxy_core::udp::UdpOutcomes::default(),
     }
 }
 

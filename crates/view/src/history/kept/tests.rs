@@ -33,7 +33,7 @@ fn ports(services: &[(&str, u64, u64, u64)]) -> Vec<PortSums> {
             ..PortCounts::default()
         },
         connects: connects(flows_opened),
-        datagrams: Datagrams::NONE,
+        udp: UdpOutcomes::default(),
     };
     services.iter().map(port).collect()
 }
@@ -139,6 +139,7 @@ fn history_is_bounded_and_keeps_busiest() {
             .1
             .services
             .values()
+            .map(|track| &track.all)
             .chain([&clock.1.total])
             .all(|track| track.0.capacity() == POINTS)
     );
@@ -229,9 +230,12 @@ fn failing_services_are_listed_without_points() {
 
 #[test]
 fn namespace_with_many_failing_services_leaves_places_to_others() {
-    let point = |dropped| Point {
-        dropped,
-        ..Point::default()
+    let point = |dropped| Step {
+        all: Point {
+            dropped,
+            ..Point::default()
+        },
+        ..Step::default()
     };
     let noisy = (0..2 * SERVICES).map(|nth| (name(&format!("s{nth:03}")), point(1_000.0)));
     let quiet = ObjectName {
@@ -255,7 +259,7 @@ fn udp(port: u16, answered: u64, unanswered: u64) -> PortSums {
             ..PortCounts::default()
         },
         connects: Connects::NOTHING,
-        datagrams: Datagrams {
+        udp: UdpOutcomes {
             answered,
             unanswered,
             refused: 0,
@@ -279,4 +283,41 @@ fn unanswered_udp_fails_where_clients_expect_answers() {
         let rate = answered as f64 / 10.0;
         assert_eq!(total.udp_answered, [Some(rate)], "port {port}");
     }
+}
+
+#[test]
+fn each_udp_port_is_judged_and_shown_by_itself() {
+    let (mut kept, at) = (Kept::default(), Instant::now());
+    let time = Timestamp::UNIX_EPOCH;
+    let of = |dns, syslog| Traffic::of(&[udp(53, dns, dns), udp(514, 0, syslog)]);
+    kept.take(at, time, of(0, 1));
+    kept.take(at + STEP, time, of(10, 101));
+    kept.take(at + 2 * STEP, time, of(30, 201));
+    let view = kept.view(None);
+    assert_eq!(view.total.failed, [Some(1.0), Some(2.0)], "of DNS alone");
+    assert_eq!(view.total.udp_unanswered, [Some(11.0), Some(12.0)]);
+    let [service] = view.services.try_into().unwrap();
+    assert_eq!(service.series.failed, view.total.failed);
+    let ports = [(53, 1.5, 1.5), (514, 0.0, 10.0)];
+    let ports = ports.map(|(port, answered, unanswered)| UdpPortView {
+        port,
+        answered,
+        unanswered,
+    });
+    assert_eq!(service.udp_ports, ports);
+    // An idle step, and a step without the second port.
+    kept.take(at + 3 * STEP, time, of(30, 201));
+    kept.take(at + 4 * STEP, time, Traffic::of(&[udp(53, 31, 30)]));
+    let [service] = kept.view(None).services.try_into().unwrap();
+    assert_eq!(service.udp_ports.len(), 2);
+}
+
+#[test]
+fn one_udp_port_has_the_points_of_its_service() {
+    let (mut kept, at) = (Kept::default(), Instant::now());
+    let time = Timestamp::UNIX_EPOCH;
+    kept.take(at, time, Traffic::of(&[udp(53, 1, 0)]));
+    kept.take(at + STEP, time, Traffic::of(&[udp(53, 2, 0)]));
+    let [service] = kept.view(None).services.try_into().unwrap();
+    assert_eq!(service.udp_ports, []);
 }
