@@ -95,7 +95,9 @@ impl Cli {
             Command::Monitor(args) => done(wait_for(monitor(&args))),
             Command::Explain(args) => done(explain(&args)),
             Command::Sysdump(args) => done(wait_for(sysdump(&args))),
-            Command::Cluster(args) => wait_for(cluster(*args, ui::cluster::serve)),
+            Command::Cluster(args) => {
+                wait_for(cluster(*args, proxy_trace::text_of, ui::cluster::serve))
+            }
             Command::Probe(args) => wait_for(probe(args)),
             Command::Relay(args) => done(wait_for(relay::relay(&args))),
             Command::Check(args) => wait_for(check(&args)),

@@ -78,9 +78,11 @@ enum Output {
     Json,
 }
 
-/// Runs a command. `serve` serves the page of `kubectl kpx ui` until stopped.
+/// Runs a command. `render` makes the text of a node's trace; `serve` serves the page of `kubectl
+/// kpx ui` until stopped.
 pub async fn cluster(
     args: ClusterArgs,
+    render: fn(&serde_json::Value) -> Result<String>,
     serve: impl AsyncFnOnce(ui::Page) -> Result<()>,
 ) -> Result<ExitCode> {
     let ClusterArgs { command, connect } = args;
@@ -92,7 +94,7 @@ pub async fn cluster(
         Command::Events(args) => events::events(&connect, &args).await,
         Command::Top(args) => top::top(&connect, &args).await,
         Command::Monitor(args) => monitor::monitor(&connect, &args).await,
-        Command::Trace(args) => trace::trace(&connect, &args).await,
+        Command::Trace(args) => trace::trace(&connect, &args, render).await,
         Command::Ui(args) => {
             serve(ui::Page::start(connect, &args).await?).await?;
             Ok(ExitCode::SUCCESS)

@@ -8,8 +8,10 @@ use clap::Args;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client};
+use proxy_view::ServiceView;
 use proxy_view::output::{Data, escaped, escaped_json, print, yaml};
-use serde_json::Value;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use crate::answers::{LONGEST, name_failed};
 use crate::connect::ConnectArgs;
@@ -19,7 +21,8 @@ use crate::pods::{self, NodePod};
 /// Time limit for a node's answer in seconds: the node loads a copy of the programs.
 const TIMEOUT: u64 = 60;
 
-/// Show the path of a packet on the node that translates it, and the reason for its verdict.
+/// Show the path of a packet on the node that translates it, then on its backend's node, and the
+/// reasons for the verdicts.
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {
     /// The client: pod/[NAMESPACE/]NAME, a workload as deploy/[NAMESPACE/]NAME, node/NAME for a
@@ -49,7 +52,14 @@ struct Origin {
     from: Vec<String>,
 }
 
-pub(crate) async fn trace(connect: &ConnectArgs, args: &TraceArgs) -> Result<ExitCode> {
+/// Makes the text of a node's trace.
+pub(crate) type Render = fn(&Value) -> Result<String>;
+
+pub(crate) async fn trace(
+    connect: &ConnectArgs,
+    args: &TraceArgs,
+    render: Render,
+) -> Result<ExitCode> {
     let client = connect.client().await?;
     ensure!(
         connect.node.len() <= 1,
@@ -57,47 +67,93 @@ pub(crate) async fn trace(connect: &ConnectArgs, args: &TraceArgs) -> Result<Exi
     );
     let given = connect.node.first().cloned();
     let (node, answer) = traced(&client, connect, args, given).await?;
-    match answer {
-        Ok(Answer {
-            code: 0, stdout, ..
-        }) => {
-            let shown = String::from_utf8_lossy(&stdout);
-            print(&match args.output {
-                Data::Text => escaped(&shown),
-                Data::Json => escaped_json(&shown),
-                Data::Yaml => {
-                    yaml(&serde_json::from_str::<Value>(&shown).context("the trace of the node")?)?
-                }
-            })?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Ok(Answer { stderr, .. }) => {
-            bail!(
-                "{}: {}",
-                node,
-                escaped(stderr.trim().trim_start_matches("kpx: ")).replace('\n', " ")
-            )
-        }
+    let Traced { trace, onward } = match answer {
+        Ok(traced) => traced,
         Err(error) => {
             name_failed(1, &[(&node, &error)]);
-            Ok(ExitCode::FAILURE)
+            return Ok(ExitCode::FAILURE);
         }
+    };
+    let shown = match args.output {
+        Data::Text => {
+            let onward = onward.as_ref().map(|onward| onward.text(render));
+            escaped(&format!(
+                "{}{}",
+                text(&trace, render)?,
+                onward.transpose()?.unwrap_or_default()
+            ))
+        }
+        Data::Json => escaped_json(&format!("{:#}\n", with_onward(trace, onward))),
+        Data::Yaml => yaml(&with_onward(trace, onward))?,
+    };
+    print(&shown)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A packet's trace on the client's node, and on the backend's node if that is another.
+pub(crate) struct Traced {
+    trace: Value,
+    onward: Option<Onward>,
+}
+
+/// What happens to the translated packet on the backend's node.
+struct Onward {
+    node: String,
+    trace: Result<Value>,
+}
+
+impl Traced {
+    /// Returns the trace of the client's node, with the backend's node in the field `onward`.
+    pub(crate) fn into_value(self) -> Value {
+        with_onward(self.trace, self.onward)
     }
 }
 
-/// Runs the trace on the client's node, or on the `given` node for an address. Returns the node and
-/// its answer.
+fn with_onward(mut trace: Value, onward: Option<Onward>) -> Value {
+    if let (Some(fields), Some(Onward { node, trace })) = (trace.as_object_mut(), onward) {
+        let (trace, error) = match trace {
+            Ok(trace) => (Some(trace), None),
+            Err(error) => (None, Some(format!("{error:#}"))),
+        };
+        let onward = json!({"node": node, "trace": trace, "error": error});
+        fields.insert("onward".to_owned(), onward);
+    }
+    trace
+}
+
+impl Onward {
+    fn text(&self, render: Render) -> Result<String> {
+        let Self { node, trace } = self;
+        Ok(match trace {
+            Ok(trace) => format!("\nthen on the backend's node:\n{}", text(trace, render)?),
+            Err(error) => format!("\nthen on the backend's node, {node}: no trace: {error:#}\n"),
+        })
+    }
+}
+
+/// Formats a trace. A node of another version may send a form that is not known here.
+fn text(trace: &Value, render: Render) -> Result<String> {
+    render(trace).or_else(|_| yaml(trace))
+}
+
+/// Runs the trace on the client's node, or on the `given` node for an address, and then on the
+/// backend's node. Returns the client's node, and the answer.
 pub(crate) async fn traced(
     client: &Client,
     connect: &ConnectArgs,
     args: &TraceArgs,
     given: Option<String>,
-) -> Result<(String, Result<Answer>)> {
-    let origin = origin(client, connect, args, given).await?;
-    let at = pods::find(client, connect, std::slice::from_ref(&origin.node)).await?;
+) -> Result<(String, Result<Traced>)> {
+    let Origin { node, from } = origin(client, connect, args, given).await?;
+    let at = pods::find(client, connect, std::slice::from_ref(&node)).await?;
     let at = at.first().context("a node to ask")?;
-    let answer = ask(client, connect, args, at, &origin).await;
-    Ok((origin.node, answer))
+    let answer = match ask(client, connect, args, at, &from).await {
+        Ok(answer) => answer,
+        Err(error) => return Ok((node, Err(error))),
+    };
+    let trace = parsed(answer).with_context(|| node.clone())?;
+    let onward = onward(client, connect, at, &trace).await;
+    Ok((node, Ok(Traced { trace, onward })))
 }
 
 /// Tries each address of the client until kpx accepts the address family.
@@ -106,28 +162,103 @@ async fn ask(
     connect: &ConnectArgs,
     args: &TraceArgs,
     at: &NodePod,
-    origin: &Origin,
+    from: &[String],
 ) -> Result<Answer> {
     let mut last = Answer::default();
-    for from in &origin.from {
-        let output = if args.output == Data::Text {
-            "text"
-        } else {
-            "json"
-        };
-        let arguments = [
-            "trace".to_owned(),
-            format!("--from={from}"),
-            format!("--to={}", args.to),
-            format!("--count={}", args.count),
-            format!("--output={output}"),
-        ];
+    for from in from {
+        let arguments = arguments(from, &args.to, args.count);
         last = exec::run(client, at, &arguments, connect.timeout(TIMEOUT), LONGEST).await?;
         if last.code == 0 || !last.stderr.contains("different families") {
             break;
         }
     }
     Ok(last)
+}
+
+fn arguments(from: &str, to: &str, count: u32) -> [String; 5] {
+    [
+        "trace".to_owned(),
+        format!("--from={from}"),
+        format!("--to={to}"),
+        format!("--count={count}"),
+        "--output=json".to_owned(),
+    ]
+}
+
+/// Returns the document that a node's kpx printed; its words if it failed.
+fn parsed<T: DeserializeOwned>(answer: Answer) -> Result<T> {
+    let Answer {
+        code,
+        stdout,
+        stderr,
+    } = answer;
+    if code != 0 {
+        let words = stderr.trim().trim_start_matches("kpx: ");
+        bail!("{}", escaped(words).replace('\n', " "));
+    }
+    serde_json::from_slice(&stdout).context("this node runs another version of kpx")
+}
+
+/// A packet as it leaves the client's node.
+#[derive(Debug, PartialEq, Eq)]
+struct Translated {
+    source: SocketAddr,
+    backend: SocketAddr,
+    protocol: &'static str,
+    service: String,
+}
+
+impl Translated {
+    /// Returns the packet of a trace that leads to a backend elsewhere.
+    fn of(trace: &Value) -> Option<Self> {
+        let outcome = &trace["outcome"];
+        let at = |end: &Value| end["at"].as_str()?.parse().ok();
+        let backend = &outcome["backend"];
+        let protocols = ["tcp", "udp", "sctp"].into_iter();
+        let [namespace, name] = ["namespace", "name"].map(|key| outcome["service"][key].as_str());
+        if outcome["verdict"] != "forward" || backend["local"] != false {
+            return None;
+        }
+        Some(Self {
+            source: at(&outcome["source"])?,
+            backend: at(backend)?,
+            protocol: protocols
+                .filter(|known| trace["packet"]["protocol"] == *known)
+                .next()?,
+            service: format!("{}/{}", namespace?, name?),
+        })
+    }
+}
+
+/// Traces the translated packet on the backend's node, which the client's node knows from the
+/// EndpointSlice. `None` if the backend is on the client's node or on no node.
+async fn onward(
+    client: &Client,
+    connect: &ConnectArgs,
+    at: &NodePod,
+    trace: &Value,
+) -> Option<Onward> {
+    let packet = Translated::of(trace)?;
+    let services = ["services", &packet.service, "--output=json"].map(str::to_owned);
+    let limit = connect.timeout(TIMEOUT);
+    let services = exec::run(client, at, &services, limit, LONGEST)
+        .await
+        .ok()?;
+    let services: Vec<ServiceView> = parsed(services).ok()?;
+    let ports = services.into_iter().flat_map(|service| service.ports);
+    let mut backends = ports.flat_map(|port| port.backends);
+    let node = backends
+        .find(|one| one.address == packet.backend)
+        .and_then(|backend| backend.node)?;
+    let there = async {
+        let at = pods::find(client, connect, std::slice::from_ref(&node)).await?;
+        let at = at.first().context("a node to ask")?;
+        let to = format!("{}/{}", packet.backend, packet.protocol);
+        let arguments = arguments(&packet.source.to_string(), &to, 1);
+        parsed(exec::run(client, at, &arguments, limit, LONGEST).await?)
+    };
+    let trace = there.await;
+    Some(Onward { node, trace })
 }
 
 async fn origin(
@@ -322,9 +453,55 @@ fn has_address(pod: &Pod, address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
+
+    fn trace(backend: Value) -> Value {
+        json!({
+            "node": "n1", "packet": {"from": "10.244.1.2:32768", "to": "10.96.0.1:80", "protocol": "tcp", "count": 1},
+            "outcome": {
+                "verdict": "forward", "backend": backend, "source": {"at": "10.244.1.2:32768", "masqueraded": false},
+                "service": {"key": "10.96.0.1:80/tcp", "namespace": "shop", "name": "web", "portName": ""},
+            },
+        })
+    }
+
+    #[test]
+    fn packet_to_a_backend_of_another_node_goes_on_as_translated() {
+        let elsewhere = Translated::of(&trace(json!({"at": "10.244.2.2:8080", "local": false})));
+        let expected = Translated {
+            source: "10.244.1.2:32768".parse().unwrap(),
+            backend: "10.244.2.2:8080".parse().unwrap(),
+            protocol: "tcp",
+            service: "shop/web".to_owned(),
+        };
+        assert_eq!(elsewhere, Some(expected));
+        for here in [json!({"at": "10.244.1.3:8080", "local": true}), Value::Null] {
+            assert_eq!(Translated::of(&trace(here)), None);
+        }
+    }
+
+    #[test]
+    fn both_halves_are_shown_in_order() {
+        let render: Render = |trace| Ok(format!("on {}\n", trace["node"]));
+        let onward = |trace| Onward {
+            node: "n2".to_owned(),
+            trace,
+        };
+        let there = onward(Ok(json!({"node": "n2"})));
+        let text = there.text(render).unwrap();
+        assert_eq!(text, "\nthen on the backend's node:\non \"n2\"\n");
+        let silent = onward(Err(anyhow::anyhow!("no answer")));
+        assert!(
+            silent
+                .text(render)
+                .unwrap()
+                .ends_with("n2: no trace: no answer\n")
+        );
+        let whole = with_onward(json!({"node": "n1"}), Some(silent));
+        let expected =
+            json!({"node": "n1", "onward": {"node": "n2", "trace": null, "error": "no answer"}});
+        assert_eq!(whole, expected);
+    }
 
     #[test]
     fn workload_owns_its_pods_alone() {

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt};
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
+};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
 use rtnetlink::Handle;
 
@@ -16,6 +18,11 @@ pub struct NextHop {
     pub device: u32,
     /// The source address that the host would use.
     pub source: Option<IpAddr>,
+    /// The router; `None` if the address is on the device's own network.
+    pub gateway: Option<IpAddr>,
+    /// True if the router or the address itself has not answered the device's last attempts to
+    /// find its link layer address.
+    pub is_silent: bool,
     /// The interface indexes of the device's ports if it is a bridge.
     pub ports: Vec<u32>,
     /// The interface index of the bridge port to the next hop.
@@ -31,12 +38,13 @@ pub async fn next_hop(addr: IpAddr) -> Result<NextHop> {
 }
 
 async fn ask(handle: &Handle, addr: IpAddr) -> Result<NextHop> {
-    let mut request = RouteMessage::default();
-    request.header.address_family = if addr.is_ipv4() {
+    let family = if addr.is_ipv4() {
         AddressFamily::Inet
     } else {
         AddressFamily::Inet6
     };
+    let mut request = RouteMessage::default();
+    request.header.address_family = family;
     request.header.destination_prefix_length = if addr.is_ipv4() { 32 } else { 128 };
     request
         .attributes
@@ -49,16 +57,22 @@ async fn ask(handle: &Handle, addr: IpAddr) -> Result<NextHop> {
         .await
         .context("no answer")??;
     let mut next_hop = NextHop::default();
-    let mut gateway = None;
     for attribute in &route.attributes {
         match attribute {
             RouteAttribute::Oif(device) => next_hop.device = *device,
             RouteAttribute::PrefSource(addr) => next_hop.source = ip(addr),
-            RouteAttribute::Gateway(addr) => gateway = ip(addr),
+            RouteAttribute::Gateway(addr) => next_hop.gateway = ip(addr),
             _ => {}
         }
     }
-    let hop = gateway.unwrap_or(addr);
+    let hop = next_hop.gateway.unwrap_or(addr);
+    let known = neighbours(handle, family)
+        .await
+        .context("list neighbours")?;
+    let hop = known
+        .iter()
+        .find(|known| known.header.ifindex == next_hop.device && destination(known) == Some(hop));
+    next_hop.is_silent = hop.is_some_and(|hop| hop.header.state == NeighbourState::Failed);
     let stations = neighbours(handle, AddressFamily::Bridge)
         .await
         .context("list the bridges' stations")?;
@@ -73,24 +87,11 @@ async fn ask(handle: &Handle, addr: IpAddr) -> Result<NextHop> {
         .map(|(port, _)| *port)
         .filter(|port| *port != next_hop.device)
         .collect();
-    if !next_hop.ports.is_empty() {
-        let family = if addr.is_ipv4() {
-            AddressFamily::Inet
-        } else {
-            AddressFamily::Inet6
-        };
-        let known = neighbours(handle, family)
-            .await
-            .context("list neighbours")?;
-        let hop = known.iter().find(|known| {
-            known.header.ifindex == next_hop.device && destination(known) == Some(hop)
-        });
-        let hop = hop.and_then(mac);
-        next_hop.port = stations
-            .iter()
-            .find(|(_, mac)| hop.as_ref() == Some(mac))
-            .map(|(port, _)| *port);
-    }
+    let hop = hop.and_then(mac);
+    next_hop.port = stations
+        .iter()
+        .find(|(_, mac)| hop.as_ref() == Some(mac))
+        .map(|(port, _)| *port);
     Ok(next_hop)
 }
 

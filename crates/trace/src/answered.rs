@@ -319,18 +319,7 @@ async fn silence(trace: &Trace, backend: SocketAddr, proto: Proto) -> String {
 
 /// Returns a text about the rules that may explain an unresponsive backend.
 fn suspects(lines: &[String]) -> String {
-    let is_hit =
-        |line: &&String| DROPS.iter().any(|word| line.contains(word)) || line.ends_with(UNREAD);
-    let sentence = |line: &String| match line.ends_with(UNREAD) {
-        true => format!("{line} may drop the packet, and kpx does not read its rules"),
-        false => line.clone(),
-    };
-    let hits: Vec<_> = lines
-        .iter()
-        .filter(is_hit)
-        .take(SHOWN)
-        .map(sentence)
-        .collect();
+    let hits = suspicious(lines);
     match hits.is_empty() {
         true => {
             "the backend or its node is down, or something behind this node drops them; no rule of netfilter here does"
@@ -338,6 +327,18 @@ fn suspects(lines: &[String]) -> String {
         }
         false => hits.join("; "),
     }
+}
+
+/// Returns the first rules of a judgement that may drop a packet.
+pub(crate) fn suspicious(lines: &[String]) -> Vec<String> {
+    let is_hit =
+        |line: &&String| DROPS.iter().any(|word| line.contains(word)) || line.ends_with(UNREAD);
+    let sentence = |line: &String| match line.ends_with(UNREAD) {
+        true => format!("{line} may drop the packet, and kpx does not read its rules"),
+        false => line.clone(),
+    };
+    let hits = lines.iter().filter(is_hit).take(SHOWN);
+    hits.map(sentence).collect()
 }
 
 /// Returns a text about packets that kpx dropped as spoofed: answers may be among them, and a trace

@@ -12,6 +12,7 @@ use nix::unistd::Uid;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::Reason;
 use proxy_common::frontend::FrontendKey;
+use serde::Deserialize;
 
 use proxy_datapath::object;
 use proxy_view::RUN_DIR;
@@ -30,6 +31,7 @@ mod namespace;
 mod node;
 mod outside_reach;
 mod packet;
+mod passed;
 mod programs;
 mod redirected;
 pub mod report;
@@ -105,6 +107,13 @@ pub async fn trace<N: NodeFlags + Send + 'static>(args: TraceArgs<N>) -> Result<
         Data::Yaml => yaml(&trace)?,
     };
     print(&text)
+}
+
+/// Returns the text of a trace in the form of `--output json`.
+pub fn text_of(trace: &serde_json::Value) -> Result<String> {
+    Ok(Trace::deserialize(trace)
+        .context("the trace of another version of kpx")?
+        .to_string())
 }
 
 /// Runs the trace. Blocks while the kernel verifies the copy of the programs.
@@ -206,8 +215,11 @@ async fn of_family<A: Family, N: NodeFlags>(
             live.check_tag(input.entry.program, &programs.tag()?)?;
             let mut trace = send(programs, input, from, to, args)?;
             let of_backends = answered::notes::<A>(&live, &trace).await;
-            trace.notes.extend(of_backends.all);
-            trace.warnings.extend(of_backends.warnings);
+            let of_way = passed::notes(&trace).await;
+            for of in [of_backends, of_way] {
+                trace.notes.extend(of.all);
+                trace.warnings.extend(of.warnings);
+            }
             Ok(trace)
         }
     }

@@ -362,6 +362,36 @@ fn trace_runs_on_the_clients_node() -> Result<()> {
             .is_some_and(|line| line.contains(" on n1, ")),
         "{of_node}"
     );
+    // The backend is on n2: the translated packet comes in there, where a rule may drop it.
+    let words = "then on the backend's node:";
+    let (_, onward) = of_node.split_once(words).context("no second half")?;
+    let backend = cluster.lab.host("p2a").addrs;
+    let way = "the route to ";
+    ensure!(
+        onward.contains(" on n2, met by kpx_ingress at ") && onward.contains(way),
+        "{onward}"
+    );
+    ensure!(
+        onward.contains("no rule of netfilter on this node drops such packets"),
+        "{onward}"
+    );
+    cluster.lab.host("n2").ns.nft(
+        "add table inet pods; add chain inet pods early { type filter hook forward priority -5; }; add rule inet pods early meta l4proto tcp drop"
+    )?;
+    let by_pod = nodes.text("trace --from node/n1 --to default/web -o json")?;
+    let by_pod: Value = serde_json::from_str(&by_pod)?;
+    let there = &by_pod["onward"];
+    let to = there["trace"]["packet"]["to"].as_str().unwrap_or_default();
+    ensure!(
+        there["node"] == "n2" && to.contains(&backend.v4.to_string()),
+        "{by_pod}"
+    );
+    let rule = "rule 1 of chain early of table inet pods";
+    ensure!(
+        there["trace"]["notes"].to_string().contains(rule),
+        "{by_pod}"
+    );
+    ensure!(pod["onward"].is_null(), "the backend is on n2 too: {pod}");
     let stranger = nodes.run("trace --from 198.51.100.7 --to default/web")?;
     let words = String::from_utf8_lossy(&stranger.stderr).into_owned();
     ensure!(

@@ -1,11 +1,10 @@
-//! A trace on the node that gets the client's packets.
+//! A trace on the node that gets the client's packets, and on the backend's node.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use proxy_view::output::Data;
 use serde_json::Value;
 
 use super::Page;
-use crate::exec::Answer;
 use crate::trace::{TraceArgs, traced};
 
 impl Page {
@@ -20,14 +19,6 @@ impl Page {
         };
         let shared = &self.0;
         let (node, answer) = traced(&shared.client, &shared.connect, &args, node).await?;
-        let Answer {
-            code,
-            stdout,
-            stderr,
-        } = answer.with_context(|| node.clone())?;
-        if code != 0 {
-            bail!("{node}: {}", stderr.trim().trim_start_matches("kpx: "));
-        }
-        serde_json::from_slice(&stdout).with_context(|| format!("the trace of {node}"))
+        Ok(answer.context(node)?.into_value())
     }
 }

@@ -10,6 +10,9 @@ import { plural } from "./text.js";
 /** The last answer: the question, and either the trace or the fault. */
 const last = { question: null, busy: false, trace: null, fault: "" };
 
+/** Two nodes load a copy of their programs, one after the other. */
+const TIMEOUT_MS = 30_000;
+
 /** The number of Services that the form offers. */
 const OFFERED = 500;
 
@@ -17,7 +20,7 @@ export function view() {
   const offered = state.rows.slice(0, OFFERED).map((row) => h("option", { value: row.key }));
   return [
     h("h2", { "data-key": "title" }, "Trace a packet"),
-    h("p", { class: "faint", "data-key": "about" }, `The packet runs through a copy of the kernel programs with ${IS_CLUSTER ? "the tables of the client's node" : "this node's tables"}. Nothing is sent, and no traffic is touched.`),
+    h("p", { class: "faint", "data-key": "about" }, `The packet runs through a copy of the kernel programs with ${IS_CLUSTER ? "the tables of the client's node, and then with those of the backend's" : "this node's tables"}. Nothing is sent, and no traffic is touched.`),
     h(
       "form",
       { class: "toolbar", id: "trace", "data-key": "form" },
@@ -44,7 +47,7 @@ export async function run(changed) {
   Object.assign(last, { question, busy: true, trace: null, fault: "" });
   changed();
   try {
-    last.trace = await ask(`trace?${new URLSearchParams(question)}`);
+    last.trace = await ask(`trace?${new URLSearchParams(question)}`, TIMEOUT_MS);
   } catch (error) {
     last.fault = error.message;
   }
@@ -66,7 +69,19 @@ function asked() {
 function answer() {
   if (last.fault) return h("section", { class: "notice bad" }, h("h3", {}, "No trace"), h("p", {}, last.fault));
   if (!last.trace) return null;
-  const { packet, hook, outcome, notes, warnings = [], node } = last.trace;
+  const { from, to, node } = last.question;
+  const kpx = IS_CLUSTER ? `kubectl kpx${node ? ` --node ${node}` : ""}` : "kpx";
+  const command = `${kpx} trace ${from ? `--from ${from}` : "--host"} --to ${to}`;
+  const { onward } = last.trace;
+  return [
+    half(last.trace, "traced", h("p", { class: "faint" }, "The same in a terminal: ", h("code", {}, command), copyButton(command))),
+    onward?.trace ? half(onward.trace, "onward", null) : null,
+    onward?.error ? h("section", { class: "notice bad", id: "onward" }, h("h3", {}, `Then on ${onward.node}: no trace`), h("p", {}, onward.error)) : null,
+  ];
+}
+
+/** Shows what one node does with the packet: the client's, or then the backend's. */
+function half({ packet, hook, outcome, notes, warnings = [], node }, id, end) {
   const facts = [
     ["Packet", `${packet.from} → ${packet.to}/${packet.protocol}`],
     ["Met by", `${hook.program} at ${hook.device} of ${node}`],
@@ -76,19 +91,16 @@ function answer() {
     ["Affinity", outcome.set?.affinitySeconds ? `${outcome.set.affinitySeconds} s, ${outcome.affinityHit ? "this client is known" : "this client is new"}` : null],
     ["Backend sees", outcome.source ? `${outcome.source.at}: ${outcome.source.explanation}` : null],
   ];
-  const { from, to, node: at } = last.question;
-  const kpx = IS_CLUSTER ? `kubectl kpx${at ? ` --node ${at}` : ""}` : "kpx";
-  const command = `${kpx} trace ${from ? `--from ${from}` : "--host"} --to ${to}`;
   return h(
     "section",
-    { class: "card", id: "traced", "data-verdict": outcome.verdict },
-    h("h3", {}, h("span", { class: `verdict ${outcome.verdict}` }, outcome.verdict), " ", outcome.backend ? `to ${outcome.backend.at}` : "", outcome.reason ? reasonLink(outcome.reason, hrefOf("drops", outcome.reason)) : null),
+    { class: "card", id, "data-verdict": outcome.verdict, "data-node": node },
+    h("h3", {}, IS_CLUSTER ? `${id === "onward" ? "Then on" : "On"} ${node}: ` : null, h("span", { class: `verdict ${outcome.verdict}` }, outcome.verdict), " ", outcome.backend ? `to ${outcome.backend.at}` : "", outcome.reason ? reasonLink(outcome.reason, hrefOf("drops", outcome.reason)) : null),
     h("p", {}, outcome.explanation),
     outcome.remedy.length > 0 ? [h("h4", {}, "What to do"), h("ol", {}, outcome.remedy.map((step) => h("li", {}, step)))] : null,
     h("dl", { class: "facts" }, facts.filter(([, fact]) => fact).map(([name, fact]) => h("div", {}, h("dt", {}, name), h("dd", {}, fact)))),
     outcome.set ? [h("h4", {}, `${plural(outcome.set.backends.length, "backend")} in the ${outcome.set.name} set, chosen by ${outcome.set.algorithm}`), h("ul", { class: "frontends" }, outcome.set.backends.map(backend))] : null,
     notes.map((note) => h("p", { class: warnings.includes(note) ? "why" : "faint" }, `Note: ${note}`)),
-    h("p", { class: "faint" }, "The same in a terminal: ", h("code", {}, command), copyButton(command)),
+    end,
   );
 }
 
