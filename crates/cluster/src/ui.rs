@@ -78,6 +78,8 @@ struct Shared {
     names_missing: Mutex<Option<String>>,
     links: Mutex<BTreeMap<String, Link>>,
     tasks: Mutex<BTreeMap<String, (tend::Identity, AbortHandle)>>,
+    /// The nodes that have not answered for the last map.
+    maps: Mutex<BTreeMap<String, map::Asked>>,
     /// The permits to connect: a limited number of nodes at a time.
     connecting: Semaphore,
 }
@@ -127,6 +129,7 @@ impl Shared {
             names_missing: Mutex::default(),
             links: Mutex::default(),
             tasks: Mutex::default(),
+            maps: Mutex::default(),
         }
     }
 

@@ -194,19 +194,21 @@ fn page_of_the_cluster_shows_udp_and_the_time_before_it_was_opened() -> Result<(
     }
     // The backend receives nothing of n1's pod by UDP.
     let (client, backend) = (cluster.lab.host("p1a"), cluster.lab.host("p2a"));
-    let address = client.addrs.ip(Family::V4);
+    let [v4, v6] = Family::ALL.map(|family| client.addrs.ip(family));
     backend.ns.nft(&format!(
-        "add table ip deaf; add chain ip deaf in {{ type filter hook input priority 0; }}; add rule ip deaf in ip saddr {address} meta l4proto udp drop"
+        "add table inet deaf; add chain inet deaf in {{ type filter hook input priority 0; }}; add rule inet deaf in ip saddr {v4} meta l4proto udp drop; add rule inet deaf in ip6 saddr {v6} meta l4proto udp drop"
     ))?;
-    let mut dial = Dial::new(Protocol::Udp, web.frontend(Family::V4));
-    dial.deadline = Duration::from_millis(50);
-    let answered = Dial::new(Protocol::Udp, web.frontend(Family::V4));
     let other = &cluster.lab.host("p2b").ns;
     let ask = || -> Result<()> {
-        for _ in 0..10 {
-            ensure!(dial.exchange(&client.ns, b"question").is_err());
+        for family in Family::ALL {
+            let answered = Dial::new(Protocol::Udp, web.frontend(family));
+            let mut dial = answered.clone();
+            dial.deadline = Duration::from_millis(50);
+            for _ in 0..5 {
+                ensure!(dial.exchange(&client.ns, b"question").is_err());
+            }
+            answered.exchange(other, b"question")?;
         }
-        answered.exchange(other, b"question")?;
         Ok(())
     };
     // The nodes record before anyone looks.
@@ -404,6 +406,13 @@ fn view(page: &Page<'_>, nodes: &Nodes<'_>, web: &Service, empty: &Service) -> R
     browser.wait("document.getElementById('field-to')?.value === 'default/web'")?;
     browser.click("#trace .primary")?;
     browser.wait("document.getElementById('traced')?.dataset.verdict === 'forward'")?;
+    browser.wait("document.getElementById('onward')?.dataset.verdict === 'pass'")?;
+    let onward = browser.text("#onward")?;
+    let way = "the route to ";
+    ensure!(
+        onward.starts_with("Then on n2: ") && onward.contains(&p2a) && onward.contains(way),
+        "{onward}"
+    );
     let text = browser.text("#traced")?;
     let command = "kubectl kpx trace --from pod/shop/p1a --to default/web:80";
     ensure!(
