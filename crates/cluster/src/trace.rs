@@ -214,7 +214,7 @@ impl Translated {
         let outcome = &trace["outcome"];
         let at = |end: &Value| end["at"].as_str()?.parse().ok();
         let backend = &outcome["backend"];
-        let protocols = ["tcp", "udp", "sctp"].into_iter();
+        let mut protocols = ["tcp", "udp", "sctp"].into_iter();
         let [namespace, name] = ["namespace", "name"].map(|key| outcome["service"][key].as_str());
         if outcome["verdict"] != "forward" || backend["local"] != false {
             return None;
@@ -222,9 +222,7 @@ impl Translated {
         Some(Self {
             source: at(&outcome["source"])?,
             backend: at(backend)?,
-            protocol: protocols
-                .filter(|known| trace["packet"]["protocol"] == *known)
-                .next()?,
+            protocol: protocols.find(|known| trace["packet"]["protocol"] == *known)?,
             service: format!("{}/{}", namespace?, name?),
         })
     }

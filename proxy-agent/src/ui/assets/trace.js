@@ -82,6 +82,7 @@ function answer() {
 
 /** Shows what one node does with the packet: the client's, or then the backend's. */
 function half({ packet, hook, outcome, notes, warnings = [], node }, id, end) {
+  const isPassedOn = id === "onward" && outcome.reason === "not_ours";
   const facts = [
     ["Packet", `${packet.from} → ${packet.to}/${packet.protocol}`],
     ["Met by", `${hook.program} at ${hook.device} of ${node}`],
@@ -94,8 +95,8 @@ function half({ packet, hook, outcome, notes, warnings = [], node }, id, end) {
   return h(
     "section",
     { class: "card", id, "data-verdict": outcome.verdict, "data-node": node },
-    h("h3", {}, IS_CLUSTER ? `${id === "onward" ? "Then on" : "On"} ${node}: ` : null, h("span", { class: `verdict ${outcome.verdict}` }, outcome.verdict), " ", outcome.backend ? `to ${outcome.backend.at}` : "", outcome.reason ? reasonLink(outcome.reason, hrefOf("drops", outcome.reason)) : null),
-    h("p", {}, outcome.explanation),
+    h("h3", {}, IS_CLUSTER ? `${id === "onward" ? "Then on" : "On"} ${node}: ` : null, h("span", { class: `verdict ${outcome.verdict}` }, outcome.verdict), " ", outcome.backend ? `to ${outcome.backend.at}` : "", outcome.reason && !isPassedOn ? reasonLink(outcome.reason, hrefOf("drops", outcome.reason)) : null),
+    h("p", {}, isPassedOn ? "kpx leaves the translated packet as it is" : outcome.explanation),
     outcome.remedy.length > 0 ? [h("h4", {}, "What to do"), h("ol", {}, outcome.remedy.map((step) => h("li", {}, step)))] : null,
     h("dl", { class: "facts" }, facts.filter(([, fact]) => fact).map(([name, fact]) => h("div", {}, h("dt", {}, name), h("dd", {}, fact)))),
     outcome.set ? [h("h4", {}, `${plural(outcome.set.backends.length, "backend")} in the ${outcome.set.name} set, chosen by ${outcome.set.algorithm}`), h("ul", { class: "frontends" }, outcome.set.backends.map(backend))] : null,
