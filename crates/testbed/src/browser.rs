@@ -147,9 +147,29 @@ impl<'a> Browser<'a> {
         std::fs::write(file, picture).with_context(|| format!("write {}", file.display()))
     }
 
-    /// Fails if axe-core finds an accessibility fault. Takes a picture for the docs if `KPX_PICTURES`
-    /// is set.
+    /// Fails if axe-core finds an accessibility fault, here or on a phone in the dark theme, or if
+    /// the page is wider than the phone. Takes a picture for the docs if `KPX_PICTURES` is set.
     pub fn accept(&self, name: &str) -> Result<()> {
+        self.judge(name)?;
+        let size = self.eval("return [innerWidth, innerHeight]")?;
+        let [width, height]: [u32; 2] = serde_json::from_value(size)?;
+        self.theme("dark")?;
+        self.resize(400, 800)?;
+        // Colours fade from theme to theme.
+        self.wait("innerWidth === 400 && document.getAnimations().every((one) => !(one instanceof CSSTransition))")?;
+        self.judge(&format!("{name} on a dark phone"))?;
+        let wide = self.eval("return document.documentElement.scrollWidth")?;
+        ensure!(wide == 400, "{name} has a width of {wide} on a phone");
+        self.theme("light")?;
+        self.resize(width, height)?;
+        self.wait(&format!("innerWidth === {width}"))?;
+        match pictures() {
+            Some(folder) => self.photograph_widths(&folder, name),
+            None => Ok(()),
+        }
+    }
+
+    fn judge(&self, name: &str) -> Result<()> {
         let axe = std::fs::read_to_string(axe())
             .context("read axe-core: `cargo xtask setup` installs it")?;
         let run =
@@ -157,10 +177,7 @@ impl<'a> Browser<'a> {
             found.id + ': ' + found.nodes.map((node) => node.target + ' ' + node.failureSummary).join('; ')))";
         let found = self.strings(&format!("{axe}; {run}"))?;
         ensure!(found.is_empty(), "{name}: {found:#?}");
-        match pictures() {
-            Some(folder) => self.photograph_widths(&folder, name),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Takes a picture for the docs, without room below the content, and more for a look at narrow
