@@ -8,7 +8,8 @@ use proxy_common::addr::{Addr, Port, Proto};
 use proxy_common::connect::{Connects, UNIT_NANOS, Votes};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::Passed;
-use proxy_datapath::{Datagrams, FamilyCounts, Totals};
+use proxy_core::udp::UdpOutcomes;
+use proxy_datapath::{FamilyCounts, Totals};
 
 use crate::fixture::{Fixture, fixtures};
 use crate::policy::external;
@@ -186,7 +187,7 @@ fn udp_flows_are_counted_by_outcome() -> Result<()> {
             (found.answered, found.unanswered) == (1, 0),
             "open: {found:?}"
         );
-        let want = Datagrams {
+        let want = UdpOutcomes {
             answered: 1,
             unanswered: 1,
             refused: 1,
@@ -200,7 +201,7 @@ fn udp_flows_are_counted_by_outcome() -> Result<()> {
     Ok(())
 }
 
-fn datagrams(fixture: &Fixture, port: u16) -> Result<Datagrams> {
+fn datagrams(fixture: &Fixture, port: u16) -> Result<UdpOutcomes> {
     let counts = fixture.bench.datapath.flows.counts()?;
     let web = fixture.names.addr("web")?;
     let port = Port::new(port);

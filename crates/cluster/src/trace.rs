@@ -98,7 +98,8 @@ pub(crate) struct Traced {
 
 /// What happens to the translated packet on the backend's node.
 struct Onward {
-    node: String,
+    /// `None` if the request for the backend's node failed.
+    node: Option<String>,
     trace: Result<Value>,
 }
 
@@ -126,7 +127,13 @@ impl Onward {
         let Self { node, trace } = self;
         Ok(match trace {
             Ok(trace) => format!("\nthen on the backend's node:\n{}", text(trace, render)?),
-            Err(error) => format!("\nthen on the backend's node, {node}: no trace: {error:#}\n"),
+            Err(error) => {
+                let node = node.as_ref().map(|node| format!(", {node}"));
+                format!(
+                    "\nthen on the backend's node{}: no trace: {error:#}\n",
+                    node.unwrap_or_default()
+                )
+            }
         })
     }
 }
@@ -185,7 +192,7 @@ fn arguments(from: &str, to: &str, count: u32) -> [String; 5] {
     ]
 }
 
-/// Returns the document that a node's kpx printed; its words if it failed.
+/// Returns the document that a node's kpx printed. Fails with its standard error if it failed.
 fn parsed<T: DeserializeOwned>(answer: Answer) -> Result<T> {
     let Answer {
         code,
@@ -239,10 +246,15 @@ async fn onward(
     let packet = Translated::of(trace)?;
     let services = ["services", &packet.service, "--output=json"].map(str::to_owned);
     let limit = connect.timeout(TIMEOUT);
-    let services = exec::run(client, at, &services, limit, LONGEST)
-        .await
-        .ok()?;
-    let services: Vec<ServiceView> = parsed(services).ok()?;
+    let services: Result<Vec<ServiceView>> =
+        async { parsed(exec::run(client, at, &services, limit, LONGEST).await?) }.await;
+    let services = match services {
+        Ok(services) => services,
+        Err(error) => {
+            let trace = Err(error.context("find the node of the backend"));
+            return Some(Onward { node: None, trace });
+        }
+    };
     let ports = services.into_iter().flat_map(|service| service.ports);
     let mut backends = ports.flat_map(|port| port.backends);
     let node = backends
@@ -256,7 +268,10 @@ async fn onward(
         parsed(exec::run(client, at, &arguments, limit, LONGEST).await?)
     };
     let trace = there.await;
-    Some(Onward { node, trace })
+    Some(Onward {
+        node: Some(node),
+        trace,
+    })
 }
 
 async fn origin(
@@ -482,7 +497,7 @@ mod tests {
     fn both_halves_are_shown_in_order() {
         let render: Render = |trace| Ok(format!("on {}\n", trace["node"]));
         let onward = |trace| Onward {
-            node: "n2".to_owned(),
+            node: Some("n2".to_owned()),
             trace,
         };
         let there = onward(Ok(json!({"node": "n2"})));
@@ -499,6 +514,14 @@ mod tests {
         let expected =
             json!({"node": "n1", "onward": {"node": "n2", "trace": null, "error": "no answer"}});
         assert_eq!(whole, expected);
+        let unknown = Onward {
+            node: None,
+            trace: Err(anyhow::anyhow!("no answer")),
+        };
+        assert_eq!(
+            unknown.text(render).unwrap(),
+            "\nthen on the backend's node: no trace: no answer\n"
+        );
     }
 
     #[test]

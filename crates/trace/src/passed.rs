@@ -31,7 +31,7 @@ pub(crate) async fn notes(trace: &Trace) -> Notes {
                 notes.all.push(way);
             }
         }
-        Err(error) => notes.warn([format!("the node has no way there: {error:#}")]),
+        Err(error) => notes.warn([format!("the route to {to} cannot be read: {error:#}")]),
     }
     let protocols = [Proto::TCP, Proto::UDP, Proto::SCTP].into_iter();
     let mut protocol = protocols.filter(|proto| proto.to_string() == trace.packet.protocol);
@@ -46,7 +46,7 @@ fn way(to: IpAddr, hop: &NextHop, device: &str) -> (String, bool) {
     if hop.device == LO {
         return (format!("{to} is an address of this node"), false);
     }
-    let gateway = hop.gateway.map(|gateway| format!(" by {gateway}"));
+    let gateway = hop.gateway.map(|gateway| format!(" via {gateway}"));
     let way = format!(
         "the route to {to} leads to device {device}{}",
         gateway.unwrap_or_default()
@@ -75,7 +75,7 @@ async fn rules(from: IpAddr, to: IpAddr, proto: Proto) -> String {
     let judged = read.judge_flows(&[from, to].map(IpNet::from), proto.0);
     let found = suspicious(&judged.against);
     if found.is_empty() {
-        "no rule of netfilter on this node drops such packets".to_owned()
+        "netfilter drops such packets by none of its rules that kpx has judged".to_owned()
     } else {
         format!("may drop the packet: {}", found.join("; "))
     }
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(
             way(to, &hop(Some("10.0.0.2"), true), "eth0"),
             (
-                "the route to 10.244.2.2 leads to device eth0 by 10.0.0.2, where 10.0.0.2 does not answer (ARP or neighbour discovery failed)"
+                "the route to 10.244.2.2 leads to device eth0 via 10.0.0.2, where 10.0.0.2 does not answer (ARP or neighbour discovery failed)"
                     .to_owned(),
                 true
             )

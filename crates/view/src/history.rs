@@ -45,7 +45,7 @@ pub struct ServiceSeriesView {
     pub name: String,
     #[serde(flatten)]
     pub series: SeriesView,
-    /// The UDP ports of a Service with two to eight of them.
+    /// The UDP ports with traffic, if they are eight at the most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub udp_ports: Vec<UdpPortView>,
 }

@@ -372,7 +372,7 @@ fn trace_runs_on_the_clients_node() -> Result<()> {
         "{onward}"
     );
     ensure!(
-        onward.contains("no rule of netfilter on this node drops such packets"),
+        onward.contains("netfilter drops such packets by none of its rules"),
         "{onward}"
     );
     cluster.lab.host("n2").ns.nft(

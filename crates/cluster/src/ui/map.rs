@@ -175,6 +175,8 @@ impl Shared {
         for (node, mut asked) in waits {
             match asked.until(end).await {
                 Some(found) => drop(maps.insert(node, found)),
+                // A node that failed is asked anew.
+                None if asked.answer.is_finished() => {}
                 None => drop(late.insert(node, asked)),
             }
         }
@@ -382,5 +384,15 @@ mod tests {
         answered(&shared).await;
         assert_eq!(asked().await, (2, 0));
         assert_eq!(asked().await, (2, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn node_that_answers_nonsense_is_asked_again_for_each_map() {
+        let shared = fake::shared();
+        let nonsense: fake::Answers = |_| stream::once(async { Bytes::from_static(b"{") }).boxed();
+        fake::answer(&shared, "n1", nonsense).await;
+        for _ in 0..3 {
+            assert!(shared.maps("map?namespace=shop").await.is_empty());
+        }
     }
 }

@@ -152,7 +152,9 @@ fn add_port(sum: &mut PortView, port: PortView) {
     sum.counts.add(&port.counts);
     sum.connect = sum.connect.plus(&port.connect);
     sum.udp = summed(sum.udp, port.udp);
-    sum.expects_answers |= port.expects_answers;
+    if let Some(udp) = sum.udp {
+        sum.expects_answers = udp.expect_answers(sum.port);
+    }
     sum.redirected |= port.redirected;
     let known = sum.backends.iter().enumerate();
     let places: HashMap<_, _> = known.map(|(place, one)| (one.address, place)).collect();

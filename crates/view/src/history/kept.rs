@@ -1,8 +1,8 @@
 //! The kept samples and their times. Pure.
 //!
-//! A point has 60 bytes: the points of a Service take 5.4 kB, those of [`SERVICES`] 1.4 MB. Each
-//! UDP port of a Service with several of them takes 1.1 kB more. The last sample takes about 320
-//! bytes per Service that ever had traffic, and 50 more per Service with UDP.
+//! A point has 60 bytes: the points of a Service take 5.4 kB, those of [`SERVICES`] 1.4 MB. Each UDP
+//! port of a Service takes 1.1 kB more. The last sample takes about 320 bytes per Service that ever
+//! had traffic, and 50 more per UDP port.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -249,9 +249,12 @@ impl ServiceTrack {
             return;
         };
         self.all.push(Some(all));
-        // An idle Service keeps the points of its ports.
-        if (2..=UDP_PORTS).contains(&udp.len()) {
+        // An idle port keeps its points, unless other ports need the place.
+        let new = udp.keys().filter(|port| !self.udp.contains_key(port));
+        if self.udp.len() + new.count() > UDP_PORTS {
             self.udp.retain(|port, _| udp.contains_key(port));
+        }
+        if udp.len() <= UDP_PORTS {
             udp.keys().for_each(|port| {
                 self.udp.entry(*port).or_default();
             });

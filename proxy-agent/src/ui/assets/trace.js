@@ -76,7 +76,7 @@ function answer() {
   return [
     half(last.trace, "traced", h("p", { class: "faint" }, "The same in a terminal: ", h("code", {}, command), copyButton(command))),
     onward?.trace ? half(onward.trace, "onward", null) : null,
-    onward?.error ? h("section", { class: "notice bad", id: "onward" }, h("h3", {}, `Then on ${onward.node}: no trace`), h("p", {}, onward.error)) : null,
+    onward?.error ? h("section", { class: "notice bad", id: "onward" }, h("h3", {}, `Then on ${onward.node ?? "the backend's node"}: no trace`), h("p", {}, onward.error)) : null,
   ];
 }
 
@@ -96,7 +96,7 @@ function half({ packet, hook, outcome, notes, warnings = [], node }, id, end) {
     "section",
     { class: "card", id, "data-verdict": outcome.verdict, "data-node": node },
     h("h3", {}, IS_CLUSTER ? `${id === "onward" ? "Then on" : "On"} ${node}: ` : null, h("span", { class: `verdict ${outcome.verdict}` }, outcome.verdict), " ", outcome.backend ? `to ${outcome.backend.at}` : "", outcome.reason && !isPassedOn ? reasonLink(outcome.reason, hrefOf("drops", outcome.reason)) : null),
-    h("p", {}, isPassedOn ? "kpx leaves the translated packet as it is" : outcome.explanation),
+    h("p", {}, isPassedOn ? "kpx passes the translated packet on unchanged" : outcome.explanation),
     outcome.remedy.length > 0 ? [h("h4", {}, "What to do"), h("ol", {}, outcome.remedy.map((step) => h("li", {}, step)))] : null,
     h("dl", { class: "facts" }, facts.filter(([, fact]) => fact).map(([name, fact]) => h("div", {}, h("dt", {}, name), h("dd", {}, fact)))),
     outcome.set ? [h("h4", {}, `${plural(outcome.set.backends.length, "backend")} in the ${outcome.set.name} set, chosen by ${outcome.set.algorithm}`), h("ul", { class: "frontends" }, outcome.set.backends.map(backend))] : null,

@@ -313,11 +313,14 @@ fn each_udp_port_is_judged_and_shown_by_itself() {
 }
 
 #[test]
-fn one_udp_port_has_the_points_of_its_service() {
+fn a_udp_port_has_points_of_its_own_if_it_is_the_only_one() {
     let (mut kept, at) = (Kept::default(), Instant::now());
     let time = Timestamp::UNIX_EPOCH;
     kept.take(at, time, Traffic::of(&[udp(53, 1, 0)]));
     kept.take(at + STEP, time, Traffic::of(&[udp(53, 2, 0)]));
     let [service] = kept.view(None).services.try_into().unwrap();
-    assert_eq!(service.udp_ports, []);
+    let [port] = &service.udp_ports[..] else {
+        panic!("{:?}", service.udp_ports);
+    };
+    assert_eq!(port.port, 53);
 }
