@@ -202,7 +202,7 @@ fn page_of_the_cluster_shows_udp_and_the_time_before_it_was_opened() -> Result<(
     let ask = || -> Result<()> {
         for family in Family::ALL {
             let answered = Dial::new(Protocol::Udp, web.frontend(family));
-            let mut dial = answered.clone();
+            let mut dial = answered;
             dial.deadline = Duration::from_millis(50);
             for _ in 0..5 {
                 ensure!(dial.exchange(&client.ns, b"question").is_err());
