@@ -18,6 +18,7 @@ use proxy_macros::global_fn;
 use crate::extension::ExtHeaders;
 use crate::maps::{self, Closing, Eviction, Memory, Moment};
 use crate::net::Net;
+use crate::open::Claim;
 use crate::outcome::{Action, Outcome};
 use crate::packet::Reading;
 use crate::redirect::{Delivery, Known};
@@ -61,9 +62,6 @@ in_register! {
     Skb: *mut __sk_buff, skb => skb.as_ptr(), Self::from_ptr(skb);
     Hook: u32, hook => hook.0.into(), Self(hook as u8);
     HookId: u32, hook => hook.0.into(), Self(hook as u8);
-    LinkHeader: u32, link => link as u32,
-        if link == Self::None as u32 { Self::None } else { Self::Ethernet };
-    Exit: u32, exit => exit as u32, Self::of(exit);
     Reading: u32, reading => reading.0, Self(reading);
     PacketMark: u32, mark => mark.0, Self(mark);
     Ring: u32, ring => ring.0, Self(ring);
@@ -85,6 +83,34 @@ in_register! {
     // No port is 0.
     Option<Port>: u32, port => port.map_or(0, |port| port.get().into()),
         if port == 0 { None } else { Some(Port::new(port as u16)) };
+}
+
+/// Any number of no variant stands for the last variant.
+macro_rules! variant_in_register {
+    ($($type:ident: $($variant:ident)|+, else $last:ident;)+) => {
+        $(impl InRegister for $type {
+            type Register = u32;
+
+            #[inline(always)]
+            fn into_register(self) -> u32 {
+                self as u32
+            }
+
+            #[inline(always)]
+            fn from_register(number: u32) -> Self {
+                $(if number == Self::$variant as u32 {
+                    return Self::$variant;
+                })+
+                Self::$last
+            }
+        })+
+    };
+}
+
+variant_in_register! {
+    Claim: Made | Taken | Opened, else Full;
+    Exit: Device | Headerless, else Host;
+    LinkHeader: None, else Ethernet;
 }
 
 /// Returns `value`, which the verifier then assumes to be arbitrary: it checks what follows once

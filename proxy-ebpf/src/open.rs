@@ -14,7 +14,7 @@ use proxy_macros::global_fn;
 
 use crate::clock::{in_secs, now_ns, now_secs};
 use crate::flow::{close, remove};
-use crate::global_fn::{self, InRegister};
+use crate::global_fn;
 use crate::maps::{self, Eviction, Memory, Refused, Scratch};
 use crate::net::Net;
 use crate::opening::Opening;
@@ -356,28 +356,6 @@ pub enum Claim {
     /// Another CPU has opened this flow.
     Opened,
     Full,
-}
-
-impl InRegister for Claim {
-    type Register = u32;
-
-    #[inline(always)]
-    fn into_register(self) -> u32 {
-        self as u32
-    }
-
-    #[inline(always)]
-    fn from_register(number: u32) -> Self {
-        const MADE: u32 = Claim::Made as u32;
-        const TAKEN: u32 = Claim::Taken as u32;
-        const OPENED: u32 = Claim::Opened as u32;
-        match number {
-            MADE => Self::Made,
-            TAKEN => Self::Taken,
-            OPENED => Self::Opened,
-            _ => Self::Full,
-        }
-    }
 }
 
 /// Makes room for `flow` by closing a flow that has its tuple, and is expired or half-open. Returns

@@ -28,17 +28,6 @@ pub enum Exit {
 }
 
 impl Exit {
-    #[inline(always)]
-    pub fn of(number: u32) -> Self {
-        const DEVICE: u32 = Exit::Device as u32;
-        const HEADERLESS: u32 = Exit::Headerless as u32;
-        match number {
-            DEVICE => Self::Device,
-            HEADERLESS => Self::Headerless,
-            _ => Self::Host,
-        }
-    }
-
     /// The header in front of the IP header, in packet and answer alike.
     #[inline(always)]
     pub fn link(self) -> LinkHeader {
