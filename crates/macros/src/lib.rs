@@ -34,6 +34,9 @@ pub fn global_fn(
         .into()
 }
 
+/// The registers for arguments.
+const MOST_REGISTERS: usize = 5;
+
 /// An argument's way into the exported function.
 enum Way {
     /// The address family's own form.
@@ -45,6 +48,17 @@ enum Way {
 struct Argument {
     name: Ident,
     way: Way,
+}
+
+impl Argument {
+    /// Returns the registers that the argument takes, in the family that takes most.
+    fn registers(&self) -> usize {
+        match self.way {
+            Way::Address => 2,
+            Way::Memory => 0,
+            Way::Register(_) => 1,
+        }
+    }
 }
 
 /// The exported function of a family, or of a function without families.
@@ -66,6 +80,11 @@ fn expand(names: TokenStream, item: TokenStream) -> Result<TokenStream> {
         _ => None,
     };
     let arguments = arguments(&function, family.as_ref())?;
+    let registers: usize = arguments.iter().map(Argument::registers).sum();
+    if registers > MOST_REGISTERS {
+        let why = format!("the arguments take {registers} registers, of which BPF has five");
+        return Err(Error::new(function.sig.span(), why));
+    }
     let result: Type = match &function.sig.output {
         ReturnType::Default => parse_quote!(()),
         ReturnType::Type(_, result) => (**result).clone(),
@@ -236,4 +255,82 @@ fn halves(name: &Ident) -> [Ident; 2] {
         format_ident!("{name}_first"),
         format_ident!("{name}_second"),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(names: TokenStream, item: TokenStream) -> String {
+        match expand(names, item) {
+            Ok(tokens) => tokens.to_string().replace(' ', ""),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn each_family_has_an_export_and_memory_is_taken_again() {
+        let text = expanded(
+            quote!(kpx_draw4, kpx_draw6),
+            quote! {
+                fn draw<A: Net>(src: &A, dst: &A, rest: u64, memory: Memory) -> bool { true }
+            },
+        );
+        let rest = "rest:<u64ascrate::global_fn::InRegister>::Register,";
+        for export in [
+            format!("fnkpx_draw4(src:u32,dst:u32,{rest})"),
+            format!(
+                "fnkpx_draw6(src_first:u64,src_second:u64,dst_first:u64,dst_second:u64,{rest})"
+            ),
+        ] {
+            assert!(text.contains(&export), "{export} in {text}");
+        }
+        assert_eq!(text.matches("crate::global_fn::memory()").count(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_exported_is_refused_with_the_reason() {
+        let one = quote!(kpx_one);
+        let two = quote!(kpx_one4, kpx_one6);
+        for (names, item, why) in [
+            (
+                &one,
+                quote!(
+                    fn one<A: Net>(at: &A) {}
+                ),
+                "two for a function of both",
+            ),
+            (
+                &two,
+                quote!(
+                    fn one(at: u32) {}
+                ),
+                "one name for a function",
+            ),
+            (
+                &one,
+                quote!(
+                    fn one(self) {}
+                ),
+                "has no `self`",
+            ),
+            (
+                &one,
+                quote!(
+                    fn one((a, b): (u8, u8)) {}
+                ),
+                "needs a name",
+            ),
+            (
+                &two,
+                quote!(
+                    fn one<A: Net>(skb: Skb, src: &A, dst: &A, mark: u32) {}
+                ),
+                "take 6 registers",
+            ),
+        ] {
+            let error = expanded(names.clone(), item);
+            assert!(error.contains(why), "{error}");
+        }
+    }
 }
