@@ -35,7 +35,7 @@ pub struct Traffic(BTreeMap<ObjectName, Sums>);
 pub struct Sums {
     counts: PortCounts,
     connects: Connects,
-    /// The outcomes of UDP flows by port.
+    /// The outcomes of UDP flows, ordered by port.
     udp: Box<[(u16, UdpOutcomes)]>,
 }
 
@@ -51,13 +51,23 @@ pub struct Change {
 }
 
 impl Sums {
-    fn add(&mut self, port: &PortSums) {
-        self.counts.add(&port.counts);
-        self.connects += port.connects;
-        if port.proto == Proto::UDP {
-            let ports = self.udp.iter().copied();
-            self.udp = ports.chain([(port.port, port.udp)]).collect();
+    /// Sums ports; `None` without ports.
+    fn of<'a>(ports: impl Iterator<Item = &'a PortSums>) -> Option<Self> {
+        let mut sums: Option<Self> = None;
+        let mut udp = Vec::new();
+        for port in ports {
+            let sums = sums.get_or_insert_default();
+            sums.counts.add(&port.counts);
+            sums.connects += port.connects;
+            if port.proto == Proto::UDP {
+                udp.push((port.port, port.udp));
+            }
         }
+        udp.sort_unstable_by_key(|(port, _)| *port);
+        sums.map(|sums| Self {
+            udp: udp.into(),
+            ..sums
+        })
     }
 
     /// Returns the traffic since `before`.
@@ -81,8 +91,8 @@ impl Sums {
     /// Returns the outcomes since `before` of each UDP port, and whether the port expects answers.
     fn udp_since(&self, before: &Self) -> impl Iterator<Item = (u16, UdpOutcomes, bool)> {
         self.udp.iter().map(|(port, udp)| {
-            let known = before.udp.iter().find(|(known, _)| known == port);
-            let before = known.map_or_else(UdpOutcomes::default, |(_, before)| *before);
+            let known = before.udp.binary_search_by_key(port, |(known, _)| *known);
+            let before = known.map_or_else(|_| UdpOutcomes::default(), |at| before.udp[at].1);
             (*port, udp.since(before), udp.expect_answers(*port))
         })
     }
@@ -117,10 +127,7 @@ impl Traffic {
     pub fn of(ports: &[PortSums]) -> Self {
         let services = ports.chunk_by(|a, b| a.service == b.service);
         let services = services.filter_map(|ports| {
-            let mut busy = ports.iter().filter(|port| !is_idle(port)).peekable();
-            busy.peek()?;
-            let mut sums = Sums::default();
-            busy.for_each(|port| sums.add(port));
+            let sums = Sums::of(ports.iter().filter(|port| !is_idle(port)))?;
             Some((ports[0].service.clone(), sums))
         });
         Self(services.collect())
