@@ -135,6 +135,7 @@ fn merged(sum: Option<ServiceView>, mut view: ServiceView) -> ServiceView {
     // No backend is nearer than another to a whole cluster.
     let backends = view.ports.iter_mut().flat_map(|port| &mut port.backends);
     backends.for_each(|backend| backend.local = false);
+    view.ports.iter_mut().for_each(judge);
     let Some(mut sum) = sum else {
         return view;
     };
@@ -148,13 +149,18 @@ fn merged(sum: Option<ServiceView>, mut view: ServiceView) -> ServiceView {
     sum
 }
 
+/// Judges by the numbers whether a port expects answers, because older agents send no judgement.
+fn judge(port: &mut PortView) {
+    if let Some(udp) = port.udp {
+        port.expects_answers = udp.expect_answers(port.port);
+    }
+}
+
 fn add_port(sum: &mut PortView, port: PortView) {
     sum.counts.add(&port.counts);
     sum.connect = sum.connect.plus(&port.connect);
     sum.udp = summed(sum.udp, port.udp);
-    if let Some(udp) = sum.udp {
-        sum.expects_answers = udp.expect_answers(sum.port);
-    }
+    judge(sum);
     sum.redirected |= port.redirected;
     let known = sum.backends.iter().enumerate();
     let places: HashMap<_, _> = known.map(|(place, one)| (one.address, place)).collect();
@@ -218,5 +224,26 @@ mod tests {
             .map(|backend| (backend.flows, backend.silent, backend.local))
             .collect();
         assert_eq!(backends, [(5, true, false), (1, false, false)]);
+    }
+
+    #[test]
+    fn port_expects_answers_by_the_numbers_of_all_nodes() {
+        let with = |answered| {
+            let mut view = view(&[]);
+            let udp = UdpOutcomes {
+                answered,
+                unanswered: 5,
+                refused: 0,
+            };
+            view.ports[0].udp = Some(udp);
+            view.ports[0].expects_answers = true; // As for an older agent.
+            view
+        };
+        let sum = merged(None, with(0));
+        assert!(!sum.ports[0].expects_answers);
+        let sum = merged(Some(sum), with(0));
+        assert!(!sum.ports[0].expects_answers);
+        let sum = merged(Some(sum), with(1));
+        assert!(sum.ports[0].expects_answers);
     }
 }
