@@ -57,7 +57,7 @@ pub const CELLS: u32 = 1 << CELL_BITS;
 pub const ROWS: u32 = FIRST_CELL + CELLS;
 
 /// The number of valid marks: the oldest, the completed round's, and the current round's.
-const MARKS: u32 = 3;
+pub const MARKS: u32 = 3;
 
 /// Returns true if a mark is valid.
 #[inline(always)]

@@ -55,6 +55,7 @@ fn packet_asks_for_no_flow_before_its_ends_are_marked() -> Result<()> {
 fn programs_without_agent_find_unmarked_flows() -> Result<()> {
     for mut fixture in fixtures("ends")? {
         make_unmarked(&mut fixture)?;
+        fixture.bench.retire();
         fixture.bench.datapath.flows.leave()?;
         run_section(&mut fixture, "ends::marked_flow_is_found")?;
     }

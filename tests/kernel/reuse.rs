@@ -19,6 +19,7 @@ use proxy_common::frontend::{EndpointKey, FrontendKey, SetKey};
 use proxy_common::half_open::PaddedEnds;
 use proxy_common::names::{COUNTERS, CPUS, FamilyMaps, IPV4, IPV6, TOLERATED};
 use proxy_common::service_counts::ServiceCounts;
+use proxy_common::ways::MARKS;
 use proxy_core::diff::diff;
 use proxy_core::tables::Tables;
 use proxy_datapath::object;
@@ -74,11 +75,12 @@ impl Kernel {
     }
 }
 
-/// A bench that returns to the idle ones on drop, unless its test has panicked.
+/// A bench that returns to the idle ones on drop, unless its test has panicked or retired it.
 pub(crate) struct Reused {
     setup: Setup,
     /// The bench, present until the drop.
     bench: Option<Box<Bench>>,
+    is_retired: bool,
 }
 
 impl Reused {
@@ -114,7 +116,13 @@ impl Reused {
         Ok(Self {
             setup,
             bench: Some(bench),
+            is_retired: false,
         })
+    }
+
+    /// Keeps the bench from later tests: its test leaves a state that clearing does not undo.
+    pub(crate) fn retire(&mut self) {
+        self.is_retired = true;
     }
 }
 
@@ -163,7 +171,7 @@ impl DerefMut for Reused {
 
 impl Drop for Reused {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
+        if !std::thread::panicking() && !self.is_retired {
             let bench = self.bench.take().map(|bench| (self.setup, bench));
             let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
             idle.extend(bench);
@@ -193,8 +201,12 @@ fn clear_all(datapath: &mut Datapath) -> Result<()> {
     clear_family::<Addr4>(maps, IPV4)?;
     clear_family::<Addr6>(maps, IPV6)?;
     clear::<AnyKey, u32>(maps, TOLERATED)?;
-    // The sweep keeps the namespaces of services with flows. Without flows it forgets them.
-    datapath.flows.sweep().map(drop)
+    // A sweep without flows forgets the namespaces of services. The marks of the last test's ends
+    // expire after this many rounds.
+    for _ in 0..MARKS {
+        datapath.flows.sweep()?;
+    }
+    Ok(())
 }
 
 /// Clears the maps that the programs write.
