@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -20,6 +21,8 @@ use crate::pods::{self, NodePod};
 
 /// Time limit for a node's answer in seconds: the node loads a copy of the programs.
 const TIMEOUT: u64 = 60;
+/// The reason of an answer in an unknown form.
+pub(crate) const OTHER_VERSION: &str = "this node runs another version of kpx";
 
 /// Show the path of a packet on the node that translates it, then on its backend's node, and the
 /// reasons for the verdicts.
@@ -66,7 +69,8 @@ pub(crate) async fn trace(
         "a packet enters the cluster at a single node: name it with --node"
     );
     let given = connect.node.first().cloned();
-    let (node, answer) = traced(&client, connect, args, given).await?;
+    let limit = connect.timeout(TIMEOUT);
+    let (node, answer) = traced(&client, connect, args, given, limit).await?;
     let Traced { trace, onward } = match answer {
         Ok(traced) => traced,
         Err(error) => {
@@ -144,37 +148,38 @@ fn text(trace: &Value, render: Render) -> Result<String> {
 }
 
 /// Runs the trace on the client's node, or on the `given` node for an address, and then on the
-/// backend's node. Returns the client's node, and the answer.
+/// backend's node, with a time limit for each. Returns the client's node, and the answer.
 pub(crate) async fn traced(
     client: &Client,
     connect: &ConnectArgs,
     args: &TraceArgs,
     given: Option<String>,
+    limit: Duration,
 ) -> Result<(String, Result<Traced>)> {
     let Origin { node, from } = origin(client, connect, args, given).await?;
     let at = pods::find(client, connect, std::slice::from_ref(&node)).await?;
     let at = at.first().context("a node to ask")?;
-    let answer = match ask(client, connect, args, at, &from).await {
+    let answer = match ask(client, args, at, &from, limit).await {
         Ok(answer) => answer,
         Err(error) => return Ok((node, Err(error))),
     };
     let trace = parsed(answer).with_context(|| node.clone())?;
-    let onward = onward(client, connect, at, &trace).await;
+    let onward = onward(client, connect, at, &trace, limit).await;
     Ok((node, Ok(Traced { trace, onward })))
 }
 
 /// Tries each address of the client until kpx accepts the address family.
 async fn ask(
     client: &Client,
-    connect: &ConnectArgs,
     args: &TraceArgs,
     at: &NodePod,
     from: &[String],
+    limit: Duration,
 ) -> Result<Answer> {
     let mut last = Answer::default();
     for from in from {
         let arguments = arguments(from, &args.to, args.count);
-        last = exec::run(client, at, &arguments, connect.timeout(TIMEOUT), LONGEST).await?;
+        last = exec::run(client, at, &arguments, limit, LONGEST).await?;
         if last.code == 0 || !last.stderr.contains("different families") {
             break;
         }
@@ -203,7 +208,7 @@ fn parsed<T: DeserializeOwned>(answer: Answer) -> Result<T> {
         let words = stderr.trim().trim_start_matches("kpx: ");
         bail!("{}", escaped(words).replace('\n', " "));
     }
-    serde_json::from_slice(&stdout).context("this node runs another version of kpx")
+    serde_json::from_slice(&stdout).context(OTHER_VERSION)
 }
 
 /// A packet as it leaves the client's node.
@@ -242,10 +247,10 @@ async fn onward(
     connect: &ConnectArgs,
     at: &NodePod,
     trace: &Value,
+    limit: Duration,
 ) -> Option<Onward> {
     let packet = Translated::of(trace)?;
     let services = ["services", &packet.service, "--output=json"].map(str::to_owned);
-    let limit = connect.timeout(TIMEOUT);
     let services: Result<Vec<ServiceView>> =
         async { parsed(exec::run(client, at, &services, limit, LONGEST).await?) }.await;
     let services = match services {

@@ -117,6 +117,15 @@ impl<'a> Nodes<'a> {
         Ok(connection)
     }
 
+    /// Lets the node's pod run this command in the place of `kpx trace`.
+    fn trace_as(&self, node: &str, command: &'static [&'static str]) -> Result<()> {
+        let inside = self.running[node].inside()?;
+        let container = Arc::new(ui::TracesAs { inside, command });
+        let api = self.cluster.api();
+        api.reach("kube-system", &pod_name(node), container);
+        Ok(())
+    }
+
     fn logs(&self) -> String {
         self.running
             .values()

@@ -7,6 +7,10 @@ use serde_json::Value;
 use super::Page;
 use crate::trace::{TraceArgs, traced};
 
+/// Time limit for each node in seconds. The browser waits 30 s for both, and shows the client's node
+/// without the backend's.
+const TIMEOUT: u64 = 8;
+
 impl Page {
     /// Returns the result of `kubectl kpx trace`. `node` is where an external client's packets come
     /// to.
@@ -18,7 +22,8 @@ impl Page {
             output: Data::Json,
         };
         let shared = &self.0;
-        let (node, answer) = traced(&shared.client, &shared.connect, &args, node).await?;
+        let limit = shared.connect.timeout(TIMEOUT);
+        let (node, answer) = traced(&shared.client, &shared.connect, &args, node, limit).await?;
         Ok(answer.context(node)?.into_value())
     }
 }

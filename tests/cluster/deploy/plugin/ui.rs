@@ -4,8 +4,10 @@ use std::io::Write as _;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use testbed::apiserver::Container;
 use testbed::browser::Browser;
 use testbed::netns::NetNs;
+use testbed::pod::Inside;
 
 use super::*;
 use crate::deploy::cluster::PORT;
@@ -22,7 +24,11 @@ struct Page<'a> {
 
 impl<'a> Page<'a> {
     fn start(nodes: &Nodes<'a>) -> Result<Self> {
-        let mut command = nodes.command("ui --port 0 --timeout 5");
+        Self::start_with(nodes, "--timeout 5")
+    }
+
+    fn start_with(nodes: &Nodes<'a>, flags: &str) -> Result<Self> {
+        let mut command = nodes.command(&format!("ui --port 0 {flags}"));
         let ns = &nodes.cluster.lab.fabric.ns;
         let mut process = Watched(ns.spawn(command.stdout(Stdio::piped()))?);
         let stdout = process.0.stdout.take().context("an output")?;
@@ -179,6 +185,54 @@ fn page_of_the_cluster_names_nodes_that_differ_fail_or_are_silent() -> Result<()
     })?;
     let rates = rates()?;
     ensure!(rates.iter().all(|rate| *rate < BOUND), "{rates:?}");
+
+    cluster.put_service(&web)?;
+    page.wait_row("web", "has one backend, on n2", |row| {
+        row["ready"] == 1 && row["serving"] == 2
+    })?;
+    traces(&nodes)
+}
+
+/// A container in which another command runs in the place of `kpx trace`.
+#[derive(Debug)]
+pub(super) struct TracesAs {
+    pub(super) inside: Inside,
+    pub(super) command: &'static [&'static str],
+}
+
+impl Container for TracesAs {
+    fn exec(&self, command: &[String]) -> Result<Child> {
+        let other: Vec<_> = self.command.iter().map(|&word| word.to_owned()).collect();
+        let is_trace = command.iter().any(|word| word == "trace");
+        self.inside.exec(if is_trace { &other } else { command })
+    }
+
+    fn log(&self) -> Result<String> {
+        self.inside.log()
+    }
+
+    fn connect(&self, port: u16) -> Result<TcpStream> {
+        self.inside.connect(port)
+    }
+}
+
+/// Checks that a backend's node which hangs costs the reader only its own half of a trace.
+fn traces(nodes: &Nodes<'_>) -> Result<()> {
+    let page = Page::start_with(nodes, "")?;
+    nodes.trace_as("n2", &["/usr/local/bin/kpx", "monitor"])?;
+    let asked = Instant::now();
+    let trace = page.data("trace?from=pod%2Fshop%2Fp1a&to=default%2Fweb%3A80")?;
+    let took = asked.elapsed();
+    let trace: Value = serde_json::from_str(&trace)?;
+    let onward = &trace["onward"];
+    ensure!(
+        trace["outcome"]["verdict"] == "forward"
+            && onward["node"] == "n2"
+            && onward["error"] == "no answer within 8 s",
+        "{trace}"
+    );
+    // The browser waits for 30 s.
+    ensure!(took < Duration::from_secs(25), "{took:?}");
     Ok(())
 }
 
