@@ -238,6 +238,12 @@ impl Translated {
             service: format!("{}/{}", namespace?, name?),
         })
     }
+
+    /// Returns the command that reads the packet's Service. The name comes from a node, so nothing in
+    /// it may be a flag.
+    fn services(&self) -> [String; 4] {
+        ["services", "--output=json", "--", &self.service].map(str::to_owned)
+    }
 }
 
 /// Traces the translated packet on the backend's node, which the client's node knows from the
@@ -250,7 +256,7 @@ async fn onward(
     limit: Duration,
 ) -> Option<Onward> {
     let packet = Translated::of(trace)?;
-    let services = ["services", &packet.service, "--output=json"].map(str::to_owned);
+    let services = packet.services();
     let services: Result<Vec<ServiceView>> =
         async { parsed(exec::run(client, at, &services, limit, LONGEST).await?) }.await;
     let services = match services {
@@ -496,6 +502,15 @@ mod tests {
         for here in [json!({"at": "10.244.1.3:8080", "local": true}), Value::Null] {
             assert_eq!(Translated::of(&trace(here)), None);
         }
+    }
+
+    #[test]
+    fn name_of_a_node_stands_behind_all_flags() {
+        let mut trace = trace(json!({"at": "10.244.2.2:8080", "local": false}));
+        trace["outcome"]["service"]["namespace"] = json!("--output=yaml");
+        let command = Translated::of(&trace).unwrap().services();
+        let expected = ["services", "--output=json", "--", "--output=yaml/web"];
+        assert_eq!(command, expected);
     }
 
     #[test]
