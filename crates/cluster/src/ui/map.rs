@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::link::Link;
 use super::{Page, Shared, Whose, lock, question};
@@ -25,6 +26,7 @@ const SHOWN: usize = 512;
 
 /// A node that is asked for its map.
 pub(super) struct Asked {
+    since: Instant,
     what: String,
     answer: JoinHandle<Option<Found>>,
 }
@@ -51,6 +53,7 @@ impl Asked {
             Some(Found { at, map })
         });
         Self {
+            since: Instant::now(),
             what: what.to_owned(),
             answer,
         }
@@ -147,7 +150,7 @@ impl Page {
 
 impl Shared {
     /// Asks all nodes for their maps.
-    async fn maps(&self, what: &str) -> BTreeMap<String, Found> {
+    async fn maps(self: &Arc<Self>, what: &str) -> BTreeMap<String, Found> {
         let now = Timestamp::now();
         let mut late = mem::take(&mut *lock(&self.maps));
         late.retain(|_, asked| asked.what == what);
@@ -180,8 +183,18 @@ impl Shared {
                 None => drop(late.insert(node, asked)),
             }
         }
+        if !late.is_empty() {
+            tokio::spawn(Arc::clone(self).discard_stale_maps());
+        }
         *lock(&self.maps) = late;
         maps
+    }
+
+    /// Discards the late answers that have become stale, because there may be no next map.
+    async fn discard_stale_maps(self: Arc<Self>) {
+        let age = LIMIT + STALE.unsigned_abs();
+        sleep(age).await;
+        lock(&self.maps).retain(|_, asked| asked.since.elapsed() < age);
     }
 
     /// Returns the node of an address: a node's own, or that of the pod which had it.
@@ -384,6 +397,17 @@ mod tests {
         answered(&shared).await;
         assert_eq!(asked().await, (2, 0));
         assert_eq!(asked().await, (2, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn late_map_that_nobody_asks_for_is_discarded() {
+        let shared = fake::shared();
+        let hung: fake::Answers = |_| stream::pending().boxed();
+        fake::answer(&shared, "n1", hung).await;
+        assert!(shared.maps("map?namespace=shop").await.is_empty());
+        assert_eq!(lock(&shared.maps).len(), 1, "it may answer late");
+        sleep(Duration::from_secs(36)).await;
+        assert!(lock(&shared.maps).is_empty());
     }
 
     #[tokio::test(start_paused = true)]
