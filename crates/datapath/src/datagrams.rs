@@ -308,9 +308,10 @@ mod tests {
     }
 
     #[test]
-    fn flow_that_is_refused_again_and_again_excuses_no_other_flow() {
+    fn flow_that_is_refused_again_and_again_excuses_one_end() {
         let mut ledger = DatagramLedger::new(&connects(0));
-        // A client repeats its datagram; a second client's flow is silent.
+        // A client repeats its datagram; a second client's flow is silent. The counters do not say which
+        // of the two is refused, so the first end counts for the refusals.
         for (nth, now_secs) in (1..=20).zip((10..).step_by(10)) {
             settle(&mut ledger, nth * 100, 1, now_secs);
         }
