@@ -73,11 +73,23 @@ function answer() {
   const kpx = IS_CLUSTER ? `kubectl kpx${node ? ` --node ${node}` : ""}` : "kpx";
   const command = `${kpx} trace ${from ? `--from ${from}` : "--host"} --to ${to}`;
   const { onward } = last.trace;
+  const then = `Then on ${onward?.node ?? "the backend's node"}`;
   return [
-    half(last.trace, "traced", h("p", { class: "faint" }, "The same in a terminal: ", h("code", {}, command), copyButton(command))),
-    onward?.trace ? half(onward.trace, "onward", null) : null,
-    onward?.error ? h("section", { class: "notice bad", id: "onward" }, h("h3", {}, `Then on ${onward.node ?? "the backend's node"}: no trace`), h("p", {}, onward.error)) : null,
+    shown(last.trace, "traced", `On ${last.trace.node}`, h("p", { class: "faint" }, "The same in a terminal: ", h("code", {}, command), copyButton(command))),
+    onward ? shown(onward.trace, "onward", then, null, onward.error) : null,
   ];
+}
+
+/** Shows one node's half, or why it has none: the node may run another version of kpx. */
+function shown(trace, id, where, end, error) {
+  let why = error;
+  try {
+    if (!why) return half(trace, id, end);
+  } catch (fault) {
+    console.error(fault);
+    why = "This node runs another version of kpx, whose answer this page cannot show.";
+  }
+  return h("section", { class: "notice bad", id }, h("h3", {}, `${where}: no trace`), h("p", {}, why), end);
 }
 
 /** Shows what one node does with the packet: the client's, or then the backend's. */

@@ -233,7 +233,22 @@ fn traces(nodes: &Nodes<'_>) -> Result<()> {
     );
     // The browser waits for 30 s.
     ensure!(took < Duration::from_secs(25), "{took:?}");
-    Ok(())
+
+    // A node whose answers have another form is named, and the other half is shown.
+    let browser = Browser::start(page.ns, &["--window-size=1400,900"], true)?;
+    let place = "#/trace?from=pod/shop/p1a&to=default/web&port=80";
+    browser.open(&page.url(place))?;
+    browser.wait("document.getElementById('field-to')?.value === 'default/web'")?;
+    let shown = |client: &str, backend: &str| -> Result<()> {
+        browser.click("#trace .primary")?;
+        browser.wait(&format!("document.getElementById('traced')?.textContent.startsWith('On n1: {client}') && (document.getElementById('onward')?.textContent ?? '').startsWith('{backend}')"))
+    };
+    let other: &[&str] = &["/usr/local/bin/kpx", "events", "--output=json"];
+    nodes.trace_as("n2", other)?;
+    shown("forward", "Then on n2: no trace")?;
+    browser.accept("cluster-trace-other")?;
+    nodes.trace_as("n1", &["/usr/local/bin/kpx", "status", "--output=json"])?;
+    shown("no trace", "")
 }
 
 #[test]
