@@ -148,11 +148,16 @@ impl<'a> Browser<'a> {
     }
 
     /// Fails if axe-core finds an accessibility fault, here or on a phone in the dark theme, or if
-    /// the page is wider than the phone. Takes a picture for the docs if `KPX_PICTURES` is set.
+    /// the page is wider than the window or the phone. Takes a picture for the docs if `KPX_PICTURES` is set.
     pub fn accept(&self, name: &str) -> Result<()> {
         self.judge(name)?;
         let size = self.eval("return [innerWidth, innerHeight]")?;
         let [width, height]: [u32; 2] = serde_json::from_value(size)?;
+        let wide = self.eval("return document.documentElement.scrollWidth")?;
+        ensure!(
+            wide.as_u64() <= Some(width.into()),
+            "{name} has a width of {wide}"
+        );
         self.theme("dark")?;
         self.resize(400, 800)?;
         // Colours fade from theme to theme.

@@ -18,8 +18,8 @@ const PERIOD_MS = IS_CLUSTER ? 10_000 : 5_000;
 const PARTS = [["client", "Clients", "Client"], ["service", "Services", "Service"], ["backend", "Backends", "Backend"], ...(IS_CLUSTER ? [["node", "Nodes of backends", "Node"]] : [])];
 const [WIDTH, ROW, TOP, BOX] = [1120, 46, 34, IS_CLUSTER ? 226 : 250];
 const COLUMNS = PARTS.map(([, label], n) => [label, (n * (WIDTH - BOX)) / (PARTS.length - 1)]);
-/** The letters of a name that a box has room for. */
-const LETTERS = Math.floor(BOX / 7.3);
+/** The letters of a name that a box has room for, in a wide font. */
+const LETTERS = Math.floor(BOX / 8.6);
 
 const known = { question: null, map: null, fault: "", asked: -Infinity };
 
@@ -201,13 +201,16 @@ function box(name, node, n) {
     "g",
     { class: node.unserved > 0 ? "box bad" : "box", transform: `translate(${COLUMNS[n][1]} ${node.y})` },
     svg("rect", { width: BOX, height: ROW - 8, rx: 8 }),
-    svg("text", { class: "name", x: 10, y: 16 }, short(label, LETTERS)),
+    svg("text", { class: "name", x: 10, y: 16 }, short(label)),
     svg("text", { class: "facts", x: 10, y: 31 }, facts.filter(Boolean).join(" · ") || "idle"),
   );
 }
 
-function short(text, length) {
-  return text.length > length ? `…${text.slice(1 - length)}` : text;
+/** Shortens a name: the map's namespace goes first, and then the beginning. */
+function short(name) {
+  const own = `${mapNamespace()}/`;
+  const text = name.startsWith(own) ? name.slice(own.length) : name;
+  return text.length > LETTERS ? `…${text.slice(1 - LETTERS)}` : text;
 }
 
 function table(ways) {

@@ -24,7 +24,7 @@ export function view() {
     h(
       "form",
       { class: "toolbar", id: "trace", "data-key": "form" },
-      field("from", "From", { placeholder: IS_CLUSTER ? "pod/shop/cart-0" : "this node", size: 26, required: IS_CLUSTER, "aria-describedby": "from-help" }),
+      field("from", "From", { placeholder: IS_CLUSTER ? "pod/shop/cart-0" : "this node", size: 34, required: IS_CLUSTER, "aria-describedby": "from-help" }),
       field("to", "To", { placeholder: "shop/web or 10.96.0.10", size: 26, list: "offered", required: true, "aria-describedby": "to-help" }),
       field("port", "Port", { placeholder: "80", size: 6 }),
       IS_CLUSTER && field("node", "Node", { placeholder: "the client's", size: 12 }),
