@@ -151,6 +151,20 @@ fn node_that_lags_behind_a_change_differs_after_a_grace() {
     assert_eq!(cluster.differ(), "");
 }
 
+#[test]
+fn nodes_show_how_many_pods_connect_by_sockets() {
+    let mut cluster = Cluster::of(&["n1", "n2"]);
+    let pods = json!({"bySockets": 3, "led": 3, "whyNone": null, "pods": []});
+    let by_sockets = Status {
+        pods: serde_json::from_value(pods).unwrap(),
+        ..status(true)
+    };
+    cluster.answer("n1", by_sockets);
+    let nodes = cluster.merged.status("c".to_owned(), None).nodes;
+    let pods: Vec<_> = nodes.iter().map(|node| node.by_sockets).collect();
+    assert_eq!(pods, [3, 0]);
+}
+
 fn deaf() -> Status {
     let unheard = json!({"since": "2026-01-01T00:00:00Z", "kinds": ["Service"]});
     Status {
