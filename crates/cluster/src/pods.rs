@@ -77,8 +77,25 @@ pub(crate) async fn find(
     if wanted.is_empty() {
         return Ok(by_node.into_values().collect());
     }
-    let missing = |node: &String| NodePod {
-        node: node.clone(),
+    let found = |node: &String| by_node.get(node).cloned();
+    let mut nodes: Vec<_> = wanted
+        .iter()
+        .map(|node| found(node).unwrap_or_else(|| missing(args, node)))
+        .collect();
+    nodes.sort_by(|a, b| a.node.cmp(&b.node));
+    nodes.dedup_by(|a, b| a.node == b.node);
+    Ok(nodes)
+}
+
+/// Returns a node without a pod of kpx.
+pub(crate) fn missing(args: &ConnectArgs, node: &str) -> NodePod {
+    let ConnectArgs {
+        namespace,
+        selector,
+        ..
+    } = args;
+    NodePod {
+        node: node.to_owned(),
         namespace: namespace.clone(),
         pod: String::new(),
         container: None,
@@ -86,14 +103,7 @@ pub(crate) async fn find(
         absent: Some(format!(
             "no pod of kpx is on this node (namespace {namespace}, labels {selector})"
         )),
-    };
-    let mut nodes: Vec<_> = wanted
-        .iter()
-        .map(|node| by_node.get(node).cloned().unwrap_or_else(|| missing(node)))
-        .collect();
-    nodes.sort_by(|a, b| a.node.cmp(&b.node));
-    nodes.dedup_by(|a, b| a.node == b.node);
-    Ok(nodes)
+    }
 }
 
 /// Returns the pod with its node; `None` if it is not scheduled yet.

@@ -189,6 +189,12 @@ impl Names {
         tenants.filter(move |tenant| tenant.had(at))
     }
 
+    /// Returns true if a Node of this name was listed.
+    pub(crate) fn has_node(&self, name: &str) -> bool {
+        let mut names = self.nodes.iter().flat_map(HashMap::values);
+        names.any(|node| node == name)
+    }
+
     /// Returns true if all pods and nodes are known, and none of them can have this address.
     fn is_outside(&self, address: IpAddr) -> bool {
         let is_local = match address {

@@ -54,10 +54,24 @@ async fn find(shared: Arc<Shared>) {
         sleep(PODS_PERIOD).await;
         // If the API server fails, so do the nodes, and the page names them.
         let wanted = &shared.connect.node;
-        if let Ok(nodes) = pods::find(&shared.client, &shared.connect, wanted).await {
+        if let Ok(mut nodes) = pods::find(&shared.client, &shared.connect, wanted).await {
+            nodes.extend(without_pod(&shared, &nodes));
             follow(&shared, nodes);
         }
     }
+}
+
+/// Returns the nodes that have lost their pod of kpx, and are still Nodes.
+fn without_pod(shared: &Shared, found: &[NodePod]) -> Vec<NodePod> {
+    let names = lock(&shared.names);
+    let has_lost = |node: &&String| {
+        let is_found = found.iter().any(|at| at.node == **node);
+        !is_found && names.has_node(node)
+    };
+    let tasks = lock(&shared.tasks);
+    let lost = tasks.keys().filter(has_lost);
+    lost.map(|node| pods::missing(&shared.connect, node))
+        .collect()
 }
 
 /// Reads these nodes alone. A node whose pod is another one is read anew.
@@ -298,6 +312,7 @@ mod tests {
     use std::future::{pending, ready};
 
     use futures::StreamExt;
+    use serde_json::json;
 
     use super::super::fake;
     use super::*;
@@ -314,6 +329,26 @@ mod tests {
             }
         };
         timeout(Duration::from_secs(30), waited).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn node_that_loses_its_pod_stays_until_its_node_object_is_gone() {
+        let shared = fake::shared();
+        let at = |node: &str| NodePod {
+            absent: None,
+            ..pods::missing(&shared.connect, node)
+        };
+        follow(&shared, ["n1", "n2", "n3"].map(at).into());
+        let node = |name: &str, address: &str| {
+            let addresses = json!([{"type": "InternalIP", "address": address}]);
+            let node = json!({"metadata": {"name": name}, "status": {"addresses": addresses}});
+            serde_json::from_value(node).unwrap()
+        };
+        let nodes = [node("n1", "10.0.0.1"), node("n2", "10.0.0.2")];
+        lock(&shared.names).set_nodes(&nodes);
+        let lost = without_pod(&shared, &[at("n1")]);
+        let lost: Vec<_> = lost.iter().map(|at| (&*at.node, &at.absent)).collect();
+        assert_eq!(lost, [("n2", &pods::missing(&shared.connect, "n2").absent)]);
     }
 
     #[tokio::test]
