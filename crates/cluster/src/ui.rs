@@ -8,6 +8,7 @@ mod live;
 mod map;
 mod merge;
 mod names;
+mod pace;
 mod service;
 mod skew;
 mod tend;
@@ -32,6 +33,7 @@ use crate::pods::Cluster as Found;
 use link::Link;
 use merge::Merged;
 use names::Names;
+use pace::Paced;
 
 pub use history::ClusterHistory;
 pub use live::EventQuery;
@@ -73,6 +75,7 @@ struct Shared {
     title: String,
     limit: Duration,
     merged: Mutex<Merged>,
+    rows: Mutex<Paced<Vec<ClusterRow>>>,
     names: Mutex<Names>,
     /// The reason why pods have no names.
     names_missing: Mutex<Option<String>>,
@@ -102,8 +105,11 @@ impl Page {
         lock(&self.0.merged).status(self.0.title.clone(), missing)
     }
 
-    pub fn rows(&self) -> Vec<ClusterRow> {
-        lock(&self.0.merged).rows(Instant::now())
+    /// Returns the rows of all Services. With many nodes they may be some seconds old, as the nodes'
+    /// rounds are: merging them takes a small part of the time.
+    pub fn rows(&self) -> Arc<Vec<ClusterRow>> {
+        let merge = || lock(&self.0.merged).rows(Instant::now());
+        lock(&self.0.rows).get(Instant::now, merge)
     }
 }
 
@@ -125,6 +131,7 @@ impl Shared {
             port,
             client,
             merged: Mutex::default(),
+            rows: Mutex::default(),
             names: Mutex::default(),
             names_missing: Mutex::default(),
             links: Mutex::default(),

@@ -445,9 +445,9 @@ impl Merged {
             .filter(|(cells, _)| !cells.is_empty())
             .map(|(cells, totals)| row(cells, &answering, *totals, settled(now, grace)))
             .collect();
-        rows.sort_by(|a, b| {
-            let key = |Row { shape, .. }: &Row| (shape.namespace.clone(), shape.name.clone());
-            key(&a.row).cmp(&key(&b.row))
+        rows.sort_by(|ClusterRow { row: a, .. }, ClusterRow { row: b, .. }| {
+            let names = (&a.shape.namespace, &a.shape.name);
+            names.cmp(&(&b.shape.namespace, &b.shape.name))
         });
         // Rollouts leave shapes behind.
         if self.shapes.len() > 2 * self.keys.len() + 1_024 {
@@ -824,16 +824,20 @@ fn compared<'a>(
 
 /// Returns the shape of most nodes that hear of changes, then of most nodes, then the latest.
 fn major<'a>(cells: &[Here<'a>]) -> (Votes, &'a Arc<Known>) {
-    let mut all: HashMap<Digest, (Votes, &Arc<Known>)> = HashMap::new();
+    // Few, mostly one: a search is faster than a map.
+    let mut all: Vec<(Votes, &Arc<Known>)> = Vec::new();
     for here in cells {
-        let (votes, _) = all
-            .entry(here.known.digest)
-            .or_insert((Votes::default(), here.known));
+        let is_here = |(_, known): &(Votes, &Arc<Known>)| known.digest == here.known.digest;
+        let at = all.iter().position(is_here).unwrap_or_else(|| {
+            all.push((Votes::default(), here.known));
+            all.len() - 1
+        });
+        let (votes, _) = &mut all[at];
         votes.hearing += usize::from(here.node.hears());
         votes.count += 1;
         votes.latest = votes.latest.max(Some(here.cell.changed));
     }
-    let most = all.into_values().max_by_key(|(votes, _)| *votes);
+    let most = all.into_iter().max_by_key(|(votes, _)| *votes);
     most.unwrap_or((Votes::default(), cells[0].known))
 }
 
