@@ -19,7 +19,7 @@ const PARTS = [["client", "Clients", "Client"], ["service", "Services", "Service
 const [WIDTH, ROW, TOP, BOX] = [1120, 46, 34, IS_CLUSTER ? 226 : 250];
 const COLUMNS = PARTS.map(([, label], n) => [label, (n * (WIDTH - BOX)) / (PARTS.length - 1)]);
 /** The letters of a name that a box has room for, in a wide font. */
-const LETTERS = Math.floor(BOX / 8.6);
+const LETTERS = Math.floor(BOX / 9.2);
 
 const known = { question: null, map: null, fault: "", asked: -Infinity };
 
