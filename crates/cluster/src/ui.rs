@@ -47,6 +47,8 @@ const TIMEOUT: u64 = 10;
 /// The nodes that share one second between two rounds of changes: with many nodes, each sends less
 /// often.
 const NODES_PER_SECOND: usize = 40;
+/// The rows stay for as many times as long as their merging took.
+const REST: u32 = 16;
 /// The shortest and the longest time between two rounds, in seconds.
 const LEAST_PERIOD: usize = 2;
 const LONGEST_PERIOD: usize = 60;
@@ -108,7 +110,15 @@ impl Page {
     /// Returns the rows of all Services. With many nodes they may be some seconds old, as the nodes'
     /// rounds are: merging them takes a small part of the time.
     pub fn rows(&self) -> Arc<Vec<ClusterRow>> {
-        let merge = || lock(&self.0.merged).rows(Instant::now());
+        let merge = || {
+            let mut merged = lock(&self.0.merged);
+            let start = Instant::now();
+            let rows = merged.rows(start);
+            // The first rows come as soon as they can.
+            let is_begun = merged.is_begun();
+            let rest = start.elapsed() * if is_begun { REST } else { 0 };
+            (rows, rest)
+        };
         lock(&self.0.rows).get(Instant::now, merge)
     }
 }

@@ -547,6 +547,15 @@ impl Merged {
         }
     }
 
+    /// Returns true once every node has sent its first round or failed.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.nodes.values().all(|node| match node.link {
+            LinkState::Connecting => false,
+            LinkState::Answers => node.first_round.is_some(),
+            LinkState::Silent(..) => true,
+        })
+    }
+
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.nodes.keys().map(String::as_str)
     }

@@ -3,12 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The value is at least this many times as old as its making took, before it is made again.
-const REST: u32 = 16;
-
-/// The last value, and what it cost.
+/// The last value, and the time until which it stays.
 pub(super) struct Paced<T> {
-    made: Option<(Arc<T>, Instant, Duration)>,
+    made: Option<(Arc<T>, Instant)>,
 }
 
 impl<T> Default for Paced<T> {
@@ -18,17 +15,20 @@ impl<T> Default for Paced<T> {
 }
 
 impl<T> Paced<T> {
-    /// Returns the last value, or a new one if the last is old enough.
-    pub(super) fn get(&mut self, now: impl Fn() -> Instant, make: impl FnOnce() -> T) -> Arc<T> {
-        let start = now();
-        if let Some((value, since, took)) = &self.made
-            && start.duration_since(*since) < *took * REST
+    /// Returns the last value, or makes a new one with the time for which it stays.
+    pub(super) fn get(
+        &mut self,
+        now: impl Fn() -> Instant,
+        make: impl FnOnce() -> (T, Duration),
+    ) -> Arc<T> {
+        if let Some((value, until)) = &self.made
+            && now() < *until
         {
             return Arc::clone(value);
         }
-        let value = Arc::new(make());
-        let end = now();
-        self.made = Some((Arc::clone(&value), end, end.duration_since(start)));
+        let (value, rest) = make();
+        let value = Arc::new(value);
+        self.made = Some((Arc::clone(&value), now() + rest));
         value
     }
 }
@@ -51,6 +51,7 @@ mod tests {
                 let make = || {
                     pass(cost);
                     made.set(made.get() + 1);
+                    ((), Duration::from_millis(16 * cost))
                 };
                 paced.get(|| clock.get(), make);
                 pass(2_000);

@@ -152,6 +152,18 @@ fn node_that_lags_behind_a_change_differs_after_a_grace() {
 }
 
 #[test]
+fn page_has_begun_when_each_node_has_sent_or_failed() {
+    let mut cluster = Cluster::of(&["n1", "n2"]);
+    assert!(!cluster.merged.is_begun());
+    cluster.shapes("n1", &[shape("web", 3)]);
+    assert!(!cluster.merged.is_begun());
+    cluster
+        .merged
+        .end("n2", "no answer".to_owned(), Timestamp::now());
+    assert!(cluster.merged.is_begun());
+}
+
+#[test]
 fn nodes_show_how_many_pods_connect_by_sockets() {
     let mut cluster = Cluster::of(&["n1", "n2"]);
     let pods = json!({"bySockets": 3, "led": 3, "whyNone": null, "pods": []});
