@@ -135,7 +135,7 @@ impl<A: Addr> Frontend<A> {
     }
 }
 
-/// A set of endpoints: the cluster's or this node's.
+/// A set of endpoints: the cluster's or this node's, or the set that all nodes agree on.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Set(pub u8);
@@ -143,12 +143,19 @@ pub struct Set(pub u8);
 impl Set {
     pub const CLUSTER: Self = Self(0);
     pub const LOCAL: Self = Self(1);
+    /// Under [`Service::HANDS_OVER`]: the ready endpoints of the cluster, the same and in the same
+    /// order on every node. Always with a [`Maglev`] table.
+    pub const DIRECT: Self = Self(2);
+    /// The slot `i` has the address that packets to backend `i` of [`Set::DIRECT`] are handed over
+    /// to, for a backend with [`Backend::TUNNELLED`].
+    pub const NODES: Self = Self(3);
+    /// The sets whose slots a [`Service`] row counts.
     pub const ALL: [Self; 2] = [Self::CLUSTER, Self::LOCAL];
 }
 
 closed! {
     /// A [`Set`], for `match`.
-    Set => Endpoints { CLUSTER => Cluster, LOCAL => Local }
+    Set => Endpoints { CLUSTER => Cluster, LOCAL => Local, DIRECT => Direct, NODES => Nodes }
 }
 
 /// The load balancing algorithm of a service port.
@@ -219,6 +226,9 @@ impl Service {
     /// Packets of clients that the set does not serve pass to the dialled address, which no Service
     /// has.
     pub const ELSE_PASSES: u16 = 1 << 10;
+    /// `--external-forwarding dsr`: external frontends serve clients outside from [`Set::DIRECT`],
+    /// and the client's packets go to the backend's node unchanged.
+    pub const HANDS_OVER: u16 = 1 << 11;
 
     pub const fn new(cluster: u16, local: u16, flags: u16) -> Self {
         Self {
@@ -244,11 +254,19 @@ impl Service {
         }
     }
 
+    #[must_use]
+    pub const fn with(self, flags: u16) -> Self {
+        Self {
+            flags: self.flags | flags,
+            ..self
+        }
+    }
+
     #[inline(always)]
     pub const fn count(&self, set: Set) -> u16 {
         match set.known() {
             Some(Endpoints::Local) => self.local,
-            Some(Endpoints::Cluster) | None => self.cluster,
+            Some(Endpoints::Cluster | Endpoints::Direct | Endpoints::Nodes) | None => self.cluster,
         }
     }
 
@@ -334,7 +352,9 @@ impl Endpoint {
     pub const fn is_in(self, set: Set) -> bool {
         let flag = match set.known() {
             Some(Endpoints::Local) => Self::IN_LOCAL_SET,
-            Some(Endpoints::Cluster) | None => Self::IN_CLUSTER_SET,
+            Some(Endpoints::Cluster | Endpoints::Direct | Endpoints::Nodes) | None => {
+                Self::IN_CLUSTER_SET
+            }
         };
         self.0 & flag != 0
     }

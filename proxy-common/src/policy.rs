@@ -22,10 +22,13 @@ impl Origin {
     pub const NODE: Self = Self(3);
     /// A pod by the operator's detection, but behind an uplink, like pods of other nodes.
     pub const ELSEWHERE: Self = Self(4);
+    /// Outside the cluster, as [`Origin::EXTERNAL`]. Another node has handed the packet over, and
+    /// this node has the backend.
+    pub const HANDED_OVER: Self = Self(5);
 
     #[inline(always)]
     pub const fn is_external(self) -> bool {
-        matches!(self.known(), Some(Client::External))
+        matches!(self.known(), Some(Client::External | Client::HandedOver))
     }
 
     /// Returns true if the operator's detection matches the client. kube-proxy decides by the
@@ -34,7 +37,9 @@ impl Origin {
     pub const fn is_detected(self) -> bool {
         match self.known() {
             Some(Client::Detected | Client::Elsewhere) => true,
-            Some(Client::External | Client::Pod | Client::Node) | None => false,
+            Some(Client::External | Client::HandedOver | Client::Pod | Client::Node) | None => {
+                false
+            }
         }
     }
 
@@ -42,7 +47,7 @@ impl Origin {
     #[inline(always)]
     pub const fn is_remote(self) -> bool {
         match self.known() {
-            Some(Client::External | Client::Elsewhere) => true,
+            Some(Client::External | Client::Elsewhere | Client::HandedOver) => true,
             Some(Client::Detected | Client::Pod | Client::Node) | None => false,
         }
     }
@@ -50,6 +55,11 @@ impl Origin {
     #[inline(always)]
     pub const fn is_pod(self) -> bool {
         matches!(self.known(), Some(Client::Pod))
+    }
+
+    #[inline(always)]
+    pub const fn is_handed_over(self) -> bool {
+        matches!(self.known(), Some(Client::HandedOver))
     }
 
     #[inline(always)]
@@ -66,6 +76,7 @@ closed! {
         POD => Pod,
         NODE => Node,
         ELSEWHERE => Elsewhere,
+        HANDED_OVER => HandedOver,
     }
 }
 
@@ -83,7 +94,13 @@ pub const fn set(kind: FrontendKind, service: &Service, origin: Origin) -> Set {
         service.has(Service::INTERNAL_LOCAL)
             || service.has(Service::REDIRECTED) && !origin.is_remote()
     };
-    if local { Set::LOCAL } else { Set::CLUSTER }
+    if local {
+        Set::LOCAL
+    } else if kind.is_external() && service.has(Service::HANDS_OVER) && origin.is_external() {
+        Set::DIRECT
+    } else {
+        Set::CLUSTER
+    }
 }
 
 /// Returns true if a client may reach this kind of frontend. The operator may restrict ClusterIPs

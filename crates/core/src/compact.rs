@@ -23,8 +23,8 @@ pub use local_redirect::{
 };
 pub use needed::{MARK, NAMED, Needed};
 pub(crate) use service::{
-    ALGORITHM, BACKEND_HEALTH, LOCAL_REDIRECT, RESET_ON_NODE_LOSS, SELECTOR_LEN_MAX, WEIGHTS,
-    WEIGHTS_LEN_MAX,
+    ALGORITHM, BACKEND_HEALTH, EXTERNAL_FORWARDING, LOCAL_REDIRECT, RESET_ON_NODE_LOSS,
+    SELECTOR_LEN_MAX, WEIGHTS, WEIGHTS_LEN_MAX,
 };
 pub use service::{Ingress, Service, ServicePort, TargetPort};
 pub use shared::Shared;

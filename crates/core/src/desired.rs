@@ -21,6 +21,7 @@ mod concerned;
 mod ejected;
 mod family;
 mod followers;
+mod handover;
 mod host_mode;
 mod kept;
 mod ledger;

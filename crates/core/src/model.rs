@@ -21,6 +21,7 @@ mod cost;
 mod endpoints;
 mod external;
 mod guard;
+mod handover;
 mod host_mode;
 mod node;
 mod places;
@@ -39,6 +40,7 @@ use external::{External, externals, source_ranges};
 pub use external::{Range, not_taken};
 pub use guard::concerns as concerns_guard;
 pub use guard::{Guard, PodsOfOthers};
+pub use handover::{AbleNodes, ExternalForwarding};
 pub use host_mode::{
     ClusterRoute, HostMode, HostRoutes, RemoteNode, TunnelledPod, Unreachable, UnreachableReason,
     endpoint_addresses,
@@ -376,6 +378,7 @@ impl<A: Addr> Family<'_, A> {
         }
         self.local_ready.extend(endpoints.local_ready());
         let policy = PortPolicy {
+            hands_over: parts.hands_over(is_external, key.proto),
             has_tables: room.holds_tables(&self.used, TABLES_OF_SERVICE),
             ..parts
                 .policy
@@ -400,6 +403,7 @@ impl<A: Addr> Family<'_, A> {
             &endpoints,
             redirected.as_ref(),
             health,
+            &parts.node.able,
         );
         add(&mut self.used, &served.rows());
         self.without_tables += usize::from(served.lacks_tables);
@@ -411,6 +415,17 @@ impl<A: Addr> Family<'_, A> {
 }
 
 impl Parts<'_> {
+    /// Returns true if external clients of a port are handed over to the backend's node. SCTP is
+    /// left out: the addresses in its packets stay those of the frontend.
+    fn hands_over(&self, is_external: bool, proto: Proto) -> bool {
+        is_external
+            && !self.policy.external_local
+            && self.policy.external_forwarding == ExternalForwarding::Dsr
+            && self.node.able.is_able()
+            && self.node.host_mode.is_none()
+            && proto != Proto::SCTP
+    }
+
     /// Checks that a port of an external address may be served.
     fn admit_external_port<A: Addr>(
         &self,

@@ -176,8 +176,16 @@ impl<A: Addr> FamilyTables<A> {
         let is_plain = shares.is_plain(&model.claim.service, key);
         self.services
             .insert(*key, if is_plain { port.plain() } else { port.service });
-        for set in Set::ALL {
-            let backends = (0..u16::MAX).zip(port.backends(set));
+        let direct = port.direct.as_deref().filter(|_| !is_plain);
+        let direct = direct.into_iter().flat_map(|direct| {
+            [
+                (Set::DIRECT, &*direct.backends),
+                (Set::NODES, &*direct.nodes),
+            ]
+        });
+        let sets = Set::ALL.map(|set| (set, port.backends(set)));
+        for (set, backends) in sets.into_iter().chain(direct) {
+            let backends = (0..u16::MAX).zip(backends);
             self.slots.extend(
                 backends.map(|(index, backend)| (SlotKey::new(*key, set, index), *backend)),
             );
@@ -232,10 +240,14 @@ impl<A: Addr> FamilyTables<A> {
         let Some(service) = self.services.get(key) else {
             return [frontends, 0, 0, 0, 0, 0];
         };
-        let slots = Set::ALL
-            .map(|set| usize::from(service.count(set)))
-            .iter()
-            .sum();
+        let slots = if service.has(Service::HANDS_OVER) {
+            self.slots_of(key).count()
+        } else {
+            Set::ALL
+                .map(|set| usize::from(service.count(set)))
+                .iter()
+                .sum()
+        };
         let endpoints = self.endpoints_of(key).count();
         let maglev = self.maglev_of(key).count();
         [
@@ -252,9 +264,9 @@ impl<A: Addr> FamilyTables<A> {
         &self,
         service: &FrontendKey<A>,
     ) -> impl Iterator<Item = (&SlotKey<A>, &Backend<A>)> {
-        let [first, .., last] = Set::ALL;
+        let first = SlotKey::new(*service, Set::CLUSTER, 0);
         self.slots
-            .range(SlotKey::new(*service, first, 0)..=SlotKey::new(*service, last, u16::MAX))
+            .range(first..=SlotKey::new(*service, Set::NODES, u16::MAX))
     }
 
     // The keys sort by service port first.
@@ -273,9 +285,8 @@ impl<A: Addr> FamilyTables<A> {
         &self,
         service: &FrontendKey<A>,
     ) -> impl Iterator<Item = (&SetKey<A>, &Arc<Maglev>)> {
-        let [first, .., last] = Set::ALL;
         self.maglev
-            .range(SetKey::new(*service, first)..=SetKey::new(*service, last))
+            .range(SetKey::new(*service, Set::CLUSTER)..=SetKey::new(*service, Set::NODES))
     }
 
     fn source_ranges_of(&self, service: &FrontendKey<A>) -> impl Iterator<Item = &RangeKey<A>> {

@@ -217,7 +217,7 @@ fn origin(origin: policy::Origin) -> Origin {
         Some(Client::Node) => Origin::Node,
         Some(Client::Pod) => Origin::Pod,
         Some(Client::Detected) => Origin::Detected,
-        Some(Client::External | Client::Elsewhere) | None => Origin::Outside,
+        Some(Client::External | Client::Elsewhere | Client::HandedOver) | None => Origin::Outside,
     }
 }
 

@@ -202,6 +202,6 @@ fn origin_name(origin: Origin) -> &'static str {
         Some(Client::Node) => "node",
         Some(Client::Pod) => "pod",
         Some(Client::Detected) => "detected",
-        Some(Client::External | Client::Elsewhere) | None => "outside",
+        Some(Client::External | Client::Elsewhere | Client::HandedOver) | None => "outside",
     }
 }

@@ -17,6 +17,9 @@ assert_size!(Backend<Addr6> = 16 + 2 + 2);
 impl<A: Addr> Backend<A> {
     /// The endpoint is on this node, so its replies return through kpx whatever the source address.
     pub const LOCAL: u16 = 1 << 0;
+    /// In [`Set::DIRECT`](super::Set::DIRECT): the endpoint is on another node, which takes over
+    /// packets of external clients.
+    pub const TUNNELLED: u16 = 1 << 1;
     /// The offset of the weight's bits.
     const WEIGHT_SHIFT: u16 = 4;
 
@@ -48,5 +51,10 @@ impl<A: Addr> Backend<A> {
     #[inline(always)]
     pub const fn is_local(&self) -> bool {
         self.flags & Self::LOCAL != 0
+    }
+
+    #[inline(always)]
+    pub const fn is_tunnelled(&self) -> bool {
+        self.flags & Self::TUNNELLED != 0
     }
 }

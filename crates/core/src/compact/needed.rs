@@ -1,7 +1,9 @@
 //! The fields of each kind that kpx reads. A source drops all other fields, so that they cannot
 //! make an object unreadable.
 
-use super::service::{ALGORITHM, BACKEND_HEALTH, LOCAL_REDIRECT, RESET_ON_NODE_LOSS, WEIGHTS};
+use super::service::{
+    ALGORITHM, BACKEND_HEALTH, EXTERNAL_FORWARDING, LOCAL_REDIRECT, RESET_ON_NODE_LOSS, WEIGHTS,
+};
 use super::slice::{HEADLESS, LAST_CHANGE_TRIGGER_TIME, SERVICE_NAME, WEIGHT};
 
 /// The needed fields of a value.
@@ -48,7 +50,7 @@ pub const MARK: Needed = fields! { metadata { resourceVersion annotations } };
 pub(super) const SERVICE: Needed = fields! {
     metadata {
         namespace name uid resourceVersion creationTimestamp labels
-        annotations { (ALGORITHM) (LOCAL_REDIRECT) (WEIGHTS) (BACKEND_HEALTH) (RESET_ON_NODE_LOSS) }
+        annotations { (ALGORITHM) (LOCAL_REDIRECT) (WEIGHTS) (BACKEND_HEALTH) (EXTERNAL_FORWARDING) (RESET_ON_NODE_LOSS) }
     }
     spec {
         type clusterIP clusterIPs externalName ipFamilies

@@ -23,6 +23,8 @@ pub(crate) const WEIGHTS: &str = "kpx.dev/weights";
 pub(crate) const WEIGHTS_LEN_MAX: usize = 32 << 10;
 /// The annotation for the Service's backend health mode.
 pub(crate) const BACKEND_HEALTH: &str = "kpx.dev/backend-health";
+/// The annotation for the way of external clients to backends on other nodes.
+pub(crate) const EXTERNAL_FORWARDING: &str = "kpx.dev/external-forwarding";
 /// The annotation that enables resets of connections to lost nodes.
 pub(crate) const RESET_ON_NODE_LOSS: &str = "kpx.dev/reset-on-node-loss";
 
@@ -46,6 +48,8 @@ pub struct Service {
     pub weights: Option<Box<str>>,
     /// The annotation's backend health mode.
     pub backend_health: Option<Shared>,
+    /// The annotation's way of external clients.
+    pub external_forwarding: Option<Shared>,
     /// The annotation's value of `reset-on-node-loss`.
     pub reset_on_node_loss: Option<Shared>,
     pub type_: Option<Shared>,
@@ -110,6 +114,7 @@ impl From<core::Service> for Service {
                 .map(|text| text[..text.floor_char_boundary(SELECTOR_LEN_MAX + 4)].into()),
             weights: weights.map(|text| text.chars().take(WEIGHTS_LEN_MAX + 1).collect()),
             backend_health: shared(annotations.remove(BACKEND_HEALTH)),
+            external_forwarding: shared(annotations.remove(EXTERNAL_FORWARDING)),
             reset_on_node_loss: shared(annotations.remove(RESET_ON_NODE_LOSS)),
             ..Self::default()
         };

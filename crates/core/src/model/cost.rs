@@ -67,17 +67,17 @@ pub(crate) fn rows_at_most(store: &Store, name: &ObjectName, options: &ModelOpti
     let is_weighted =
         service.weights.is_some() || store.slices_of(name).any(|slice| slice.weight.is_some());
     let has_tables = is_weighted || asked.unwrap_or(options.algorithm) == Algorithm::MAGLEV;
-    let tables = if has_tables {
-        (2 * ports).min(TABLES_OF_SERVICE) * cluster_ips(service).count()
-    } else {
-        0
-    };
+    // The set of external clients that are handed over has a table, and two slots for an endpoint.
+    let has_direct = options.able.is_able();
+    let sets = 2 * usize::from(has_tables) + usize::from(has_direct);
+    let tables = (sets * ports).min(TABLES_OF_SERVICE) * cluster_ips(service).count();
     let slots = |family: &str| {
         let slices = store
             .slices_of(name)
             .filter(|slice| *slice.address_type == *family);
         let endpoints: usize = slices.map(|slice| slice.endpoints.len()).sum();
-        endpoints + ports.saturating_mul(endpoints).min(room)
+        let slots = endpoints * (1 + 2 * usize::from(has_direct));
+        endpoints + ports.saturating_mul(slots).min(room)
     };
     ports
         + externals * EXTERNAL

@@ -7,7 +7,9 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::frontend::Backend;
 
 use super::NodeModel;
+use super::handover::AbleNodes;
 use super::host_mode::Reachability;
+use super::port::Direct;
 use super::read::{Reader, Skipped, addr_of, port_number, protocol};
 use super::weights::{self, Weights};
 use crate::compact::{self, EndpointSlice, Shared};
@@ -301,6 +303,30 @@ impl<A: Addr> Joined<'_, A> {
             self.backends(|endpoint| wanted(endpoint) && is_last(endpoint))
         } else {
             ready
+        }
+    }
+
+    /// Returns the ready endpoints of the cluster, as every node knows them, and the addresses to
+    /// which their clients are handed over.
+    pub(super) fn direct(&self, able: &AbleNodes) -> Direct<A> {
+        let ready = self.0.iter().filter(|(_, endpoint)| endpoint.takes_flows());
+        let slots = ready.map(|(at, endpoint)| {
+            let node = endpoint.object.node_name.as_deref().unwrap_or_default();
+            let to = able.address::<A>(node).filter(|_| !endpoint.local);
+            let flags = match to {
+                _ if endpoint.local => Backend::<A>::LOCAL,
+                Some(_) => Backend::<A>::TUNNELLED,
+                None => 0,
+            };
+            (
+                Backend::new(at.addr, at.port, flags).with_weight(endpoint.weight),
+                Backend::new(to.unwrap_or(A::UNSPECIFIED), Port::ANY, 0),
+            )
+        });
+        let (backends, nodes): (Vec<_>, Vec<_>) = slots.unzip();
+        Direct {
+            backends: backends.into(),
+            nodes: nodes.into(),
         }
     }
 

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Node;
 use proxy_common::frontend::Algorithm;
 
 use super::guard::Guard;
+use super::handover::{AbleNodes, ExternalForwarding};
 use super::host_mode::{HostMode, HostRoutes};
 use super::read::{Reader, cidr, ip};
 use crate::health::{HealthMode, Silent};
@@ -26,6 +27,10 @@ pub struct ModelOptions {
     pub algorithm: Algorithm,
     /// The backend health mode of Services without the annotation.
     pub backend_health: HealthMode,
+    /// The way of external clients of Services without the annotation.
+    pub external_forwarding: ExternalForwarding,
+    /// The nodes that take over packets of external clients.
+    pub able: Arc<AbleNodes>,
     /// The silent backends: see [`crate::health`].
     pub silent: Arc<Silent>,
     /// The node's addresses from the operator. The first of each family replaces the Node object's
@@ -61,6 +66,9 @@ pub struct NodeModel {
     pub primary: Vec<IpAddr>,
     pub algorithm: Algorithm,
     pub backend_health: HealthMode,
+    pub external_forwarding: ExternalForwarding,
+    /// See [`ModelOptions::able`].
+    pub able: Arc<AbleNodes>,
     /// The silent backends: see [`ModelOptions::silent`].
     pub silent: Arc<Silent>,
     pub guard: Guard,
@@ -98,6 +106,8 @@ impl NodeModel {
                 .collect(),
             algorithm: options.algorithm,
             backend_health: options.backend_health,
+            external_forwarding: options.external_forwarding,
+            able: Arc::clone(&options.able),
             silent: Arc::clone(&options.silent),
             guard: Guard::of(store, options),
             host_mode: options

@@ -4,10 +4,11 @@ use proxy_common::addr::{Port, Proto};
 use proxy_common::frontend::{Algorithm, Service};
 
 use super::endpoints::UsedSets;
+use super::handover::ExternalForwarding;
 use super::node::NodeModel;
 use super::port::PortPolicy;
 use super::read::{Reader, port_number};
-use crate::compact::{self, ALGORITHM, BACKEND_HEALTH, RESET_ON_NODE_LOSS};
+use crate::compact::{self, ALGORITHM, BACKEND_HEALTH, EXTERNAL_FORWARDING, RESET_ON_NODE_LOSS};
 use crate::health::HealthMode;
 
 /// The default of `sessionAffinityConfig.clientIP.timeoutSeconds` (core/v1), three hours, and its
@@ -24,6 +25,7 @@ pub(super) struct Policy {
     affinity_secs: u32,
     algorithm: Algorithm,
     pub(super) backend_health: HealthMode,
+    pub(super) external_forwarding: ExternalForwarding,
     /// Set if connections to lost nodes are reset.
     resets: bool,
     /// Set if packets pass to the original address when no local pod serves them.
@@ -50,6 +52,8 @@ impl Policy {
             affinity_secs: affinity_secs(reader, service),
             algorithm: algorithm_of(reader, service).unwrap_or(node.algorithm),
             backend_health: backend_health(reader, service).unwrap_or(node.backend_health),
+            external_forwarding: external_forwarding(reader, service)
+                .unwrap_or(node.external_forwarding),
             resets: resets(reader, service).unwrap_or_default(),
             else_passes: service.is_redirected_address,
             health_check_port: if load_balancer && external_local {
@@ -79,6 +83,7 @@ impl Policy {
             },
             remembers: proto == Proto::UDP || self.affinity_secs > 0,
             resets: proto == Proto::TCP && self.resets,
+            hands_over: false,
             has_tables: true,
         }
     }
@@ -141,6 +146,17 @@ fn backend_health(reader: &mut Reader<'_>, service: &compact::Service) -> Option
     reader.take(
         format_args!("metadata.annotations[{BACKEND_HEALTH}]"),
         HealthMode::from_name(name),
+    )
+}
+
+fn external_forwarding(
+    reader: &mut Reader<'_>,
+    service: &compact::Service,
+) -> Option<ExternalForwarding> {
+    let name = service.external_forwarding.as_ref()?;
+    reader.take(
+        format_args!("metadata.annotations[{EXTERNAL_FORWARDING}]"),
+        ExternalForwarding::from_name(name),
     )
 }
 

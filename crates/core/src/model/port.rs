@@ -7,6 +7,7 @@ use proxy_common::addr::{Addr, Port, SockAddr};
 use proxy_common::frontend::{Algorithm, Backend, Endpoint, MAGLEV_PLACES, Maglev, Service, Set};
 
 use super::endpoints::{Joined, UsedSets};
+use super::handover::AbleNodes;
 use super::places;
 use super::read::Reader;
 use super::redirect::RedirectedPort;
@@ -33,6 +34,16 @@ pub struct ServicePort<A: Addr> {
     pub endpoints: Vec<(SockAddr<A>, Endpoint)>,
     /// The endpoints on other nodes, if connections to lost nodes are reset.
     pub placed: Option<PlacedEndpoints<A>>,
+    /// The endpoints for external clients that are handed over.
+    pub direct: Option<Box<Direct<A>>>,
+}
+
+/// The backends of [`Set::DIRECT`], at most [`MAGLEV_PLACES`], and for each the slot of
+/// [`Set::NODES`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Direct<A: Addr> {
+    pub backends: Box<[Backend<A>]>,
+    pub nodes: Box<[Backend<A>]>,
 }
 
 /// Endpoints by address and port, with node and state.
@@ -48,6 +59,8 @@ pub(super) struct PortPolicy {
     pub(super) remembers: bool,
     /// Set if connections to lost nodes are reset.
     pub(super) resets: bool,
+    /// Set if external clients are handed over.
+    pub(super) hands_over: bool,
     /// Set if the maps have space for look-up tables.
     pub(super) has_tables: bool,
 }
@@ -63,12 +76,14 @@ impl<A: Addr> ServicePort<A> {
         endpoints: &Joined<'_, A>,
         redirected: Option<&RedirectedPort<A>>,
         health: ServiceHealth<'_>,
+        able: &AbleNodes,
     ) -> Self {
         let PortPolicy {
             service,
             used_sets,
             remembers,
             resets,
+            hands_over,
             has_tables,
         } = port_policy;
         let mut sets = endpoints.select(used_sets);
@@ -129,6 +144,7 @@ impl<A: Addr> ServicePort<A> {
             lacks_tables: false,
             endpoints: Vec::new(),
             placed: resets.then(|| endpoints.placed().collect()),
+            direct: None,
         };
         if service.algorithm == Algorithm::MAGLEV || is_weighted {
             if has_tables {
@@ -142,6 +158,9 @@ impl<A: Addr> ServicePort<A> {
             } else {
                 (port.service, port.lacks_tables) = (port.plain(), true);
             }
+        }
+        if hands_over && !port.lacks_tables {
+            port.hand_over(reader, index, endpoints.direct(able), has_tables);
         }
         // These lists live long in most ports.
         port.cluster.shrink_to_fit();
@@ -188,6 +207,34 @@ impl<A: Addr> ServicePort<A> {
         rows.into_iter().collect()
     }
 
+    /// Adds the set of external clients that are handed over. Without a ready endpoint they use the
+    /// set of all clients, which then has the endpoints that terminate.
+    fn hand_over(
+        &mut self,
+        reader: &mut Reader<'_>,
+        index: usize,
+        direct: Direct<A>,
+        has_tables: bool,
+    ) {
+        let count = direct.backends.len();
+        if count > MAGLEV_PLACES {
+            let why = format!(
+                "{count} backends: clients outside are masqueraded, because at most {MAGLEV_PLACES} backends see their addresses"
+            );
+            reader.skip(format_args!("spec.ports[{index}]"), why);
+            return;
+        }
+        if !has_tables {
+            self.lacks_tables |= count > 0;
+            return;
+        }
+        if let Some(table) = places::table(Algorithm::MAGLEV, &direct.backends) {
+            self.maglev.push((Set::DIRECT, Arc::new(table)));
+            self.service = self.service.with(Service::HANDS_OVER);
+            self.direct = Some(Box::new(direct));
+        }
+    }
+
     /// Returns the service row without look-up tables: equal weights, and random instead of Maglev.
     pub(crate) fn plain(&self) -> Service {
         let Service {
@@ -204,7 +251,7 @@ impl<A: Addr> ServicePort<A> {
         Service::new(
             counts[0],
             counts[1],
-            self.service.flags() & !Service::WEIGHTED,
+            self.service.flags() & !(Service::WEIGHTED | Service::HANDS_OVER),
         )
         .with_algorithm(algorithm)
         .with_affinity(affinity_secs)
@@ -212,7 +259,11 @@ impl<A: Addr> ServicePort<A> {
 
     /// Returns the port's rows, without frontends and source ranges.
     pub(crate) fn rows(&self) -> Rows {
-        let slots = self.cluster.len() + self.local.len();
+        let direct = self
+            .direct
+            .as_ref()
+            .map_or(0, |direct| direct.backends.len() + direct.nodes.len());
+        let slots = self.cluster.len() + self.local.len() + direct;
         [0, 1, slots, self.endpoints.len(), self.maglev.len(), 0]
     }
 

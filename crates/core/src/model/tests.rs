@@ -9,6 +9,7 @@ pub(crate) mod dumps;
 mod endpoints;
 mod external;
 mod guard;
+mod handover;
 mod host_mode;
 mod objects;
 mod redirect;

@@ -75,6 +75,8 @@ pub struct RangeText<'a, A: Addr>(pub &'a RangeKey<A>);
 pub fn set_name(set: Set) -> &'static str {
     match set.known() {
         Some(Endpoints::Local) => "local",
+        Some(Endpoints::Direct) => "direct",
+        Some(Endpoints::Nodes) => "nodes",
         Some(Endpoints::Cluster) | None => "cluster",
     }
 }
@@ -119,6 +121,7 @@ impl fmt::Display for ServiceText<'_> {
             (Service::FAILS_OVER, " fails-over"),
             (Service::ENDS_LOST, " ends-lost"),
             (Service::ELSE_PASSES, " else-passes"),
+            (Service::HANDS_OVER, " hands-over"),
         ];
         for (_, name) in flags.into_iter().filter(|(flag, _)| service.has(*flag)) {
             f.write_str(name)?;
@@ -143,6 +146,9 @@ impl<A: Addr> fmt::Display for BackendText<'_, A> {
         let Self(backend) = self;
         let at = SocketAddr::new(backend.addr.ip(), backend.port.get());
         write!(f, "{at}{}", if backend.is_local() { " local" } else { "" })?;
+        if backend.is_tunnelled() {
+            f.write_str(" tunnelled")?;
+        }
         if backend.weight() > 1 {
             write!(f, " weight={}", backend.weight())
         } else {
