@@ -67,6 +67,10 @@ pub enum Reason {
     /// May belong to a flow, and the hook could not call the program of the slow path: another
     /// program has emptied `SLOW`.
     SlowPathMissing,
+    /// Came through the tunnel of nodes that hand over packets of external clients, and is none of
+    /// them: the sender is no such node, the destination no frontend that it may hand over, or the
+    /// backend is on another node.
+    HandoverRefused,
 }
 
 /// What happens to a packet that was not translated.
@@ -92,7 +96,7 @@ impl Verdict {
 }
 
 impl Reason {
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::NotIp,
         Self::Vlan,
         Self::SeenBefore,
@@ -122,6 +126,7 @@ impl Reason {
         Self::CutHeader,
         Self::BackendLost,
         Self::SlowPathMissing,
+        Self::HandoverRefused,
     ];
 
     /// Returns the reason at `index` of [`Self::ALL`].
@@ -160,7 +165,8 @@ impl Reason {
             | Self::Unhooked
             | Self::Spoofed
             | Self::CutHeader
-            | Self::SlowPathMissing => Verdict::Drop,
+            | Self::SlowPathMissing
+            | Self::HandoverRefused => Verdict::Drop,
         }
     }
 
@@ -211,6 +217,7 @@ impl Reason {
             Self::CutHeader => "cut_header",
             Self::BackendLost => "backend_lost",
             Self::SlowPathMissing => "slow_path_missing",
+            Self::HandoverRefused => "handover_refused",
         }
     }
 }
@@ -251,10 +258,12 @@ pub enum Event {
     /// A backend refused a connection, or had sent nothing when the client's SYN was retransmitted
     /// or an ICMP error arrived.
     BackendFailed,
+    /// A packet of an external client was sent to the node of its backend.
+    HandedOver,
 }
 
 impl Event {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::FlowOpened,
         Self::FlowMoved,
         Self::FlowForgotten,
@@ -269,6 +278,7 @@ impl Event {
         Self::PortMoved,
         Self::EndIgnored,
         Self::BackendFailed,
+        Self::HandedOver,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -287,6 +297,7 @@ impl Event {
             Self::PortMoved => "port_moved",
             Self::EndIgnored => "end_ignored",
             Self::BackendFailed => "backend_failed",
+            Self::HandedOver => "handed_over",
         }
     }
 }

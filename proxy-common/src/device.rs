@@ -1,6 +1,6 @@
 //! The node and its devices, for the kernel programs.
 
-use crate::addr::{Addr4, Addr6};
+use crate::addr::{Addr, Addr4, Addr6};
 use crate::assert_size;
 
 /// The only value of `NODE`.
@@ -131,6 +131,10 @@ pub const INJECTED_MARK: u32 = (b'K' as u32) << 24;
 /// The bits of the mark that kpx uses. Other programs may use the rest.
 pub const INJECTED_MASK: u32 = 0xff << 24;
 
+/// The mark, in the same bits, of packets that another node has handed over, from the tunnel's hook
+/// to the uplink's. A device of another network namespace clears the mark.
+pub const HANDED_OVER_MARK: u32 = (b'k' as u32) << 24;
+
 /// Value of `ADDRS`, keyed by the node's own addresses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,6 +218,22 @@ impl Device {
     /// A bridge whose ports are all attached to pods of this node, without a router, so packets
     /// enter only through its ports.
     pub const POD_BRIDGE: u32 = 1 << 9;
+
+    /// The key of the row with the tunnel devices. No device has this index.
+    pub const TUNNELS: u32 = 0;
+
+    /// Returns the value of the row [`Device::TUNNELS`]: the interface indexes of the tunnel devices
+    /// for IPv4 and IPv6 packets, 0 if packets of the family are not handed over.
+    pub const fn tunnels(v4: u32, v6: u32) -> Self {
+        let row = Self::new(0, Addr4::UNSPECIFIED, Addr6::UNSPECIFIED);
+        row.with_link(v4, v6, [0; 6])
+    }
+
+    /// Returns the tunnel device for packets of a family, from the row [`Device::TUNNELS`].
+    #[inline(always)]
+    pub const fn tunnel(&self, is_v4: bool) -> u32 {
+        if is_v4 { self.bridge } else { self.mtu }
+    }
 
     pub const fn new(flags: u32, addr4: Addr4, addr6: Addr6) -> Self {
         Self {

@@ -14,6 +14,7 @@ impl HookId {
     pub const LO: Self = Self(3);
     pub const HEADERLESS_INGRESS: Self = Self(4);
     pub const HEADERLESS_EGRESS: Self = Self(5);
+    pub const TUNNEL: Self = Self(6);
 
     pub const fn name(self) -> &'static str {
         match self.known() {
@@ -32,6 +33,7 @@ closed! {
         LO => Lo,
         HEADERLESS_INGRESS => HeaderlessIngress,
         HEADERLESS_EGRESS => HeaderlessEgress,
+        TUNNEL => Tunnel,
     }
 }
 
@@ -83,6 +85,8 @@ pub enum Place {
     Device,
     /// A device for packets of other hosts and pods, without Ethernet headers.
     Headerless,
+    /// A device of kpx for packets that other nodes hand over, with a program on its ingress.
+    Tunnel,
     /// The anchor, with a program on its egress.
     Anchor,
     /// The loopback device, with a program on its egress. Packets that arrive at lo are already
@@ -104,6 +108,7 @@ impl PacketHook {
             Self::Lo => "kpx_lo",
             Self::HeaderlessIngress => "kpx_ingress_l3",
             Self::HeaderlessEgress => "kpx_egress_l3",
+            Self::Tunnel => "kpx_tunnel",
         }
     }
 
@@ -114,12 +119,13 @@ impl PacketHook {
             Self::Egress | Self::HeaderlessEgress => "egress",
             Self::Anchor => "anchor",
             Self::Lo => "lo",
+            Self::Tunnel => "tunnel",
         }
     }
 
     pub const fn direction(self) -> Direction {
         match self {
-            Self::Ingress | Self::HeaderlessIngress => Direction::Ingress,
+            Self::Ingress | Self::HeaderlessIngress | Self::Tunnel => Direction::Ingress,
             Self::Egress | Self::HeaderlessEgress | Self::Anchor | Self::Lo => Direction::Egress,
         }
     }
@@ -130,16 +136,18 @@ impl PacketHook {
             Self::HeaderlessIngress | Self::HeaderlessEgress => Place::Headerless,
             Self::Anchor => Place::Anchor,
             Self::Lo => Place::Lo,
+            Self::Tunnel => Place::Tunnel,
         }
     }
 
-    /// Returns the programs that have the slow path of this hook, for IPv4 and for IPv6.
+    /// Returns the programs that have the slow path of this hook, for IPv4 and for IPv6. The
+    /// tunnel's hook never calls them.
     pub const fn slow(self) -> [SlowProgram; 2] {
         match self {
             Self::Ingress | Self::Egress | Self::Anchor | Self::Lo => {
                 [SlowProgram::Ipv4, SlowProgram::Ipv6]
             }
-            Self::HeaderlessIngress | Self::HeaderlessEgress => {
+            Self::HeaderlessIngress | Self::HeaderlessEgress | Self::Tunnel => {
                 [SlowProgram::HeaderlessIpv4, SlowProgram::HeaderlessIpv6]
             }
         }
@@ -149,7 +157,7 @@ impl PacketHook {
     pub fn common_programs() -> impl Iterator<Item = &'static str> {
         Self::ALL
             .into_iter()
-            .filter(|hook| hook.place() != Place::Headerless)
+            .filter(|hook| !matches!(hook.place(), Place::Headerless | Place::Tunnel))
             .map(Self::program)
     }
 

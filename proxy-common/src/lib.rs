@@ -25,6 +25,7 @@ pub mod layout;
 pub mod maps;
 pub mod monitor;
 pub mod names;
+pub mod peer;
 pub mod policy;
 pub mod service_counts;
 pub mod share;

@@ -45,6 +45,9 @@ pub const TOLERATED: &str = "TOLERATED";
 /// The senders whose source address the routes have validated.
 pub const SENDERS: &str = "SENDERS";
 
+/// The nodes that hand over packets of external clients: see [`crate::peer`].
+pub const PEERS: &str = "PEERS";
+
 /// The programs of the slow path: see [`SlowProgram`](crate::hook::SlowProgram).
 pub const SLOW: &str = "SLOW";
 /// Not 0: the hooks' programs call those in `SLOW` (`u32`, set before loading).
@@ -65,6 +68,9 @@ pub const WATCHED: &str = "WATCHED";
 pub const EXPOSES_PACKET_MARK: &str = "EXPOSES_PACKET_MARK";
 /// Not 0: the programs can bypass the stack (`u32`, set before loading).
 pub const FAST_PATH: &str = "FAST_PATH";
+
+/// Not 0: the programs hand over packets of external clients (`u32`, set before loading).
+pub const HANDS_OVER: &str = "HANDS_OVER";
 
 /// The packets that each CPU may answer in a second (`u32`, set before loading).
 pub const ANSWERS_PER_SEC: &str = "ANSWERS_PER_SEC";

@@ -16,6 +16,7 @@ use crate::frontend::{
 };
 use crate::half_open::{PaddedEnds, Place};
 use crate::monitor::Record;
+use crate::peer::{Peer, PeerKey};
 use crate::policy::Decision;
 use crate::service_counts::ServiceCounts;
 use crate::socket::{Socket, SocketKey};
@@ -38,6 +39,8 @@ pod!(
     Connects,
     Cpu,
     Device,
+    Peer,
+    PeerKey,
     Endpoint,
     ForeignNat,
     Maglev,

@@ -12,17 +12,23 @@ use proxy_macros::global_fn;
 use crate::maps::{DecisionMemory, Memory, Scratch};
 use crate::net::{Net, NextHop, route};
 use crate::packet::Packet;
+use crate::setting::HANDS_OVER;
 use crate::skb::Skb;
 use crate::{lookup, maps, select};
 
 /// A request for a backend: by a packet, or by a socket before its first packet.
 pub trait Dial<A: Net> {
+    /// Set if another node may have handed the packet over.
+    const MAY_BE_HANDED_OVER: bool;
+
     fn client(&self) -> A;
     fn dialled(&self) -> &SockAddr<A>;
     fn proto(&self) -> Proto;
 }
 
 impl<A: Net> Dial<A> for Packet<A> {
+    const MAY_BE_HANDED_OVER: bool = true;
+
     #[inline(always)]
     fn client(&self) -> A {
         self.src.addr
@@ -59,6 +65,14 @@ pub fn run<'run, A: Net>(
         && let Some(reason) = objection(&scratch.packet)
     {
         return Err(reason);
+    }
+    let (scratch, decision) = borrow::<A>(memory.lend())?;
+    // Without a flow, a packet from the middle of a connection can only be handed over.
+    if HANDS_OVER.get() != 0
+        && !scratch.packet.opens_again()
+        && (found.is_err() || decision.set != Set::DIRECT)
+    {
+        return Err(Reason::NoFlow);
     }
     found?;
     select_backend::<A>(memory.lend())?;
@@ -101,6 +115,8 @@ fn select_backend<A: Net>(memory: Memory) -> Result<(), Reason> {
     } = scratch;
     if maps::again(&packet.moves) {
         select::another(&packet.src.addr, service, decision, &flow.backend)
+    } else if HANDS_OVER.get() != 0 && decision.set == Set::DIRECT {
+        select::direct(&packet.src, service, decision)
     } else {
         select::backend(&packet.src, service, decision)
     }
@@ -114,6 +130,7 @@ pub fn remember<A: Net>(scratch: &Scratch<A>, decision: DecisionMemory) {
     if let Some(decision) = decision.get::<A>()
         && decision.origin.is_remote()
         && decision.has(Decision::<A>::BACKEND)
+        && decision.set != Set::DIRECT
         && scratch.service.affinity_secs > 0
     {
         select::remember_new(&scratch.packet.src.addr, decision);
@@ -129,7 +146,9 @@ pub fn find<A: Net>(
     decision: &mut Decision<A>,
 ) -> Result<(), Reason> {
     decision.flags = 0;
-    if let Err(reason) = lookup::find(dial.dialled(), dial.proto(), decision) {
+    if let Err(reason) = lookup::find(dial.dialled(), dial.proto(), decision)
+        && !is_senders_node_port(dial, reason, decision)
+    {
         // Different answers would reveal which ClusterIPs exist to a client that ClusterIPs do not
         // serve.
         let is_hidden = reason == Reason::UnknownPort
@@ -180,6 +199,21 @@ pub fn find<A: Net>(
         });
     }
     Ok(())
+}
+
+/// Returns true if another node has handed over the packet, which goes to a node port there. The
+/// tunnel's hook has checked the address, and lets no other packet pass.
+#[inline(always)]
+fn is_senders_node_port<A: Net, D: Dial<A>>(
+    dial: &D,
+    reason: Reason,
+    decision: &mut Decision<A>,
+) -> bool {
+    D::MAY_BE_HANDED_OVER
+        && HANDS_OVER.get() != 0
+        && reason == Reason::NotOurs
+        && decision.origin.is_handed_over()
+        && lookup::node_port(dial.dialled().port, dial.proto(), decision)
 }
 
 /// Returns true if packets of this client to an address without a Service may be redirected. That

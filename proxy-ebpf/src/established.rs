@@ -18,6 +18,7 @@ use crate::maps::{self, Entry, Marked, Memory, Scratch};
 use crate::net::{self, At, Net};
 use crate::outcome::Outcome;
 use crate::packet::{self, Packet};
+use crate::setting::HANDS_OVER;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
 use crate::{Action, foreign_nat, host, lookup, state_change};
@@ -286,7 +287,8 @@ impl Others {
     pub const NONE: Self = Self(2);
 }
 
-/// Handles a packet without an entry. An incoming datagram may open a flow, unless it is a reply.
+/// Handles a packet without an entry. An incoming datagram may open a flow, unless it is a reply. A
+/// TCP packet to a Service may have its flow on another node, to which it is handed over.
 #[inline(always)]
 pub fn missed<A: Net>(
     skb: Skb,
@@ -312,11 +314,20 @@ pub fn missed<A: Net>(
     if others == Others::ANY && maps::own_addr_here(&addr).is_some() {
         return Outcome::NOT_ESTABLISHED;
     }
-    if head.proto == Proto::TCP {
+    let is_tcp = head.proto == Proto::TCP;
+    if HANDS_OVER.get() == 0 && is_tcp {
         return Outcome::new(Err(Reason::NoFlow));
     }
+    // A node port of another node is no frontend here.
+    if HANDS_OVER.get() != 0 && skb.is_handed_over() {
+        return Outcome::NOT_ESTABLISHED;
+    }
     if is_not_ours(head, others, memory) {
-        Outcome::new(Err(Reason::NotOurs))
+        Outcome::new(Err(if is_tcp {
+            Reason::NoFlow
+        } else {
+            Reason::NotOurs
+        }))
     } else {
         Outcome::NOT_ESTABLISHED
     }

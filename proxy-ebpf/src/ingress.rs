@@ -1,11 +1,11 @@
 //! The ingress of devices, where kpx rewrites destinations.
 
-use proxy_common::counter::{Event, Reason};
+use proxy_common::counter::{Event, Reason, Verdict};
 use proxy_common::device::{Device, Node, pod_net};
 use proxy_common::flow::{EntryKind, Flow, Hook};
-use proxy_common::frontend::FrontendKey;
+use proxy_common::frontend::{FrontendKey, Set};
 use proxy_common::hook::PacketHook;
-use proxy_common::policy::Decision;
+use proxy_common::policy::{Decision, Origin};
 
 use crate::decide;
 use crate::maps::{Memory, Scratch};
@@ -15,8 +15,9 @@ use crate::opening::{Opening, Source, Way};
 use crate::outcome::Outcome;
 use crate::packet::{Packet, Reading};
 use crate::redirect::{self, Forward};
+use crate::setting::HANDS_OVER;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
-use crate::{Action, flow, foreign_nat, host, maps, monitor, packet};
+use crate::{Action, flow, foreign_nat, handover, host, maps, monitor, packet};
 
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {
@@ -30,13 +31,11 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result
         return delivered;
     }
     if !is_known {
-        let opened = open::<A>(skb, memory.lend());
-        if let Err(reason) = opened {
-            return if opens_connection(skb) {
-                pass_on::<A>(skb, reason, memory)
-            } else {
-                Err(reason)
-            };
+        match open::<A>(skb, memory.lend()) {
+            Ok(None) => {}
+            Ok(Some(sent)) => return Ok(sent),
+            Err(reason) if opens_connection(skb) => return pass_on::<A>(skb, reason, memory),
+            Err(reason) => return Err(reason),
         }
         if redirect::opens_flows()
             && let Some(delivered) = redirect::first::<A>(skb, memory.lend())
@@ -167,14 +166,24 @@ fn has_node_source<A: Net>(packet: &Packet<A>) -> bool {
     maps::own_addr(&packet.src.addr).is_some() && maps::is_undnat(&packet.flow_key(Hook::EGRESS))
 }
 
-/// Opens the flow that starts with this packet.
+/// Opens the flow that starts with this packet, or hands the packet over to the node of its
+/// backend.
 #[inline(always)]
-fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
+fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Option<Action>, Reason> {
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
-    if !scratch.packet.opens() {
+    if HANDS_OVER.get() == 0 && !scratch.packet.opens() {
         return Err(Reason::NoFlow);
     }
     let chosen = choose::<A>(skb, memory.lend());
+    if HANDS_OVER.get() != 0 {
+        if let Some(sent) = hand_over::<A>(skb, chosen, memory.lend()) {
+            return sent.map(Some);
+        }
+        let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
+        if !scratch.packet.opens_again() {
+            return Err(Reason::NoFlow);
+        }
+    }
     if chosen.is_ok() && redirect::opens_flows() {
         redirect::find_route::<A>(skb, memory.lend());
     }
@@ -193,7 +202,36 @@ fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
         }
         Err(reason) => decide::refused::<A>(reason.verdict(), decision),
     }
-    opened
+    opened.map(|()| None)
+}
+
+/// Hands a packet over to the node of its backend, or refuses a packet that another node has handed
+/// over. Returns `None` for all other packets.
+#[inline(always)]
+fn hand_over<A: Net>(
+    skb: Skb,
+    chosen: Result<(), Reason>,
+    mut memory: Memory,
+) -> Option<Result<Action, Reason>> {
+    let (scratch, decision) = memory.lend().scratch::<A>()?;
+    if maps::again(&scratch.packet.handed_over) {
+        // Nothing of the tunnel passes untranslated.
+        let is_here = || {
+            decision
+                .get::<A>()
+                .is_some_and(|decision| decision.set == Set::DIRECT && decision.backend.is_local())
+        };
+        let is_refused = match chosen {
+            Ok(()) => !is_here(),
+            Err(reason) => reason.verdict() == Verdict::Pass,
+        };
+        return is_refused.then_some(Err(Reason::HandoverRefused));
+    }
+    if chosen.is_err() {
+        return None;
+    }
+    let sent = handover::send::<A>(skb, memory);
+    (!sent.is_for_slow_path()).then(|| sent.result())
 }
 
 /// Chooses the backend, and writes the decision to `scratch.opening`.
@@ -206,7 +244,12 @@ fn choose<A: Net>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     let generation = maps::generation();
     let (device, _) = maps::place_of(skb.ifindex());
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
-    let origin = decide::origin(device, &scratch.packet, node);
+    let mut origin = decide::origin(device, &scratch.packet, node);
+    // Another network namespace cannot set the mark, unless its device leaves marks alone (netkit).
+    if HANDS_OVER.get() != 0 && skb.take_handed_over() && device & Device::POD == 0 {
+        scratch.packet.handed_over = true;
+        origin = Origin::HANDED_OVER;
+    }
     // In bits, to avoid a branch on the flags: see "Do not" in the README.
     let remote = (((device / Device::POD) & 1) ^ 1) as u8 * Flow::<A>::REMOTE;
     let objection = |packet: &Packet<A>| {

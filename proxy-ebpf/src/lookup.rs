@@ -1,6 +1,6 @@
 //! Finds the frontend at a dialled address. Works without packets, and stores nothing.
 
-use proxy_common::addr::{Proto, SockAddr};
+use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::frontend::FrontendKey;
 use proxy_common::policy::Decision;
@@ -36,6 +36,13 @@ pub fn frontend<A: Net>(
     } else {
         Reason::NotOurs
     })
+}
+
+/// Finds the frontend of a node port, at whichever address.
+#[inline(never)]
+pub fn node_port<A: Net>(port: Port, proto: Proto, decision: &mut Decision<A>) -> bool {
+    decision.frontend = FrontendKey::node_port(port, proto);
+    take(decision)
 }
 
 /// Calls [`frontend`], as one function for all decisions about packets.

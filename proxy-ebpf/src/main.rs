@@ -2,7 +2,8 @@
 //!
 //! `kpx_ingress` and `kpx_egress` sit on every device with Ethernet headers, `kpx_ingress_l3` and
 //! `kpx_egress_l3` on devices where packets start with the IP header. The host's own packets to
-//! services start on the egress of the anchor, with `kpx_anchor`. If the service's address is the
+//! services start on the egress of the anchor, with `kpx_anchor`. `kpx_tunnel` takes the packets of
+//! external clients that other nodes hand over. If the service's address is the
 //! host's own, they start on the egress of lo, with `kpx_lo`. Two rules hold on devices: an ingress
 //! hook rewrites only a packet's destination address, an egress hook only its source address. So
 //! routing, rp_filter, conntrack and network policy in between see "client to backend" and back,
@@ -31,6 +32,7 @@ mod flow;
 mod foreign_nat;
 mod fragment;
 mod global_fn;
+mod handover;
 mod host;
 mod icmp;
 mod ingress;
@@ -167,6 +169,18 @@ fn called<A: Forward>(ctx: &TcContext, link: LinkHeader) -> i32 {
     // by a tail call has ended.
     let memory = unsafe { Memory::of_hook() };
     slow::take::<A>(Skb::new(ctx), link, memory)
+}
+
+#[classifier]
+pub fn kpx_tunnel(ctx: TcContext) -> i32 {
+    let skb = Skb::new(&ctx);
+    // SAFETY: this is the entry of a tc program, and the only call here.
+    let memory = unsafe { Memory::of_hook() };
+    match skb.ethertype() {
+        Addr4::ETHERTYPE => handover::receive::<Addr4>(skb, memory),
+        Addr6::ETHERTYPE => handover::receive::<Addr6>(skb, memory),
+        _ => not_ip(Action::DROP),
+    }
 }
 
 #[inline(always)]

@@ -2,12 +2,12 @@
 
 use core::num::NonZeroU32;
 
-use proxy_common::addr::{Proto, SockAddr};
+use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::balance::{Affinity, AffinityKey, maglev_place};
 use proxy_common::connect::{AFFINITY_PATIENCE, Outcome, PATIENCE, Voter};
 use proxy_common::counter::Reason;
 use proxy_common::flow::{Flow, Seen};
-use proxy_common::frontend::{Backend, Choice, MAGLEV_PLACES, Service, SetKey, SlotKey};
+use proxy_common::frontend::{Backend, Choice, MAGLEV_PLACES, Service, Set, SetKey, SlotKey};
 use proxy_common::policy::Decision;
 
 use crate::clock::now_secs;
@@ -201,6 +201,33 @@ fn index<A: Net>(
     } else {
         number
     }
+}
+
+/// Chooses a client's backend from [`Set::DIRECT`]. Sockets never do, so their programs lack this.
+/// Affinity is by the client's address.
+#[inline(always)]
+pub fn direct<A: Net>(
+    client: &SockAddr<A>,
+    service: &Service,
+    decision: &mut Decision<A>,
+) -> Result<(), Reason> {
+    let index = direct_slot(client, service, decision);
+    decision.backend = slot(decision, index).ok_or(Reason::StaleSlot)?;
+    decision.flags |= Decision::<A>::BACKEND;
+    Ok(())
+}
+
+/// Returns the index of a client's slot in [`Set::DIRECT`], the same on every node.
+#[inline(never)]
+pub fn direct_slot<A: Net>(client: &SockAddr<A>, service: &Service, decision: &Decision<A>) -> u32 {
+    let port = if service.affinity_secs > 0 {
+        Port::ANY
+    } else {
+        client.port
+    };
+    let client = SockAddr::new(client.addr, port);
+    let key = SetKey::new(decision.service, Set::DIRECT);
+    place(&key, maglev_place(client, &decision.service))
 }
 
 const PLACES: NonZeroU32 = NonZeroU32::new(MAGLEV_PLACES as u32).unwrap();

@@ -44,6 +44,9 @@ settings! {
     /// 0: the programs contain no fast path. Otherwise the flags of `Node::OF_FAST_PATH` enable it.
     FAST_PATH: u32 = 0;
 
+    /// Not 0: the programs hand over packets of external clients to the backend's node.
+    HANDS_OVER: u32 = 0;
+
     /// Not 0: the hooks call the slow path in `SLOW`. Otherwise they contain it.
     SPLIT: u32 = 0;
 

@@ -8,15 +8,16 @@ use core::mem::{MaybeUninit, transmute};
 use core::ptr::null_mut;
 
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
-use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS};
+use aya_ebpf::bindings::{__sk_buff, BPF_F_DONT_FRAGMENT, BPF_F_INGRESS, BPF_F_TUNINFO_IPV6};
 use aya_ebpf::helpers::generated::{
     bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_adjust_room,
-    bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_set_tunnel_key,
+    bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_get_tunnel_key, bpf_skb_load_bytes,
+    bpf_skb_set_tunnel_key,
 };
 use aya_ebpf::programs::TcContext;
 use aya_ebpf::programs::sk_buff::SkBuff;
 use proxy_common::counter::Reason;
-use proxy_common::device::{INJECTED_MARK, INJECTED_MASK};
+use proxy_common::device::{HANDED_OVER_MARK, INJECTED_MARK, INJECTED_MASK};
 use proxy_common::hook::{HookId, PacketHook};
 
 use self::mark::{MADE_HERE, MARKS};
@@ -52,6 +53,55 @@ struct EthernetHeader {
     dst: [u8; 6],
     src: [u8; 6],
     ethertype: u16,
+}
+
+/// The kernel's `struct bpf_tunnel_key`, without the local address of Linux 6.0.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct TunnelKey {
+    id: u32,
+    /// An IPv4 address in host byte order, or an IPv6 address in network byte order.
+    remote: [u32; 4],
+    tos: u8,
+    ttl: u8,
+    ext: u16,
+    label: u32,
+}
+
+impl TunnelKey {
+    /// The hop limit of outer headers (RFC 1700 p. 64).
+    const TTL: u8 = 64;
+
+    #[inline(always)]
+    fn to(remote: [u32; 4], is_v4: bool) -> Self {
+        let remote = if is_v4 {
+            [u32::from_be(remote[0]), 0, 0, 0]
+        } else {
+            remote
+        };
+        Self {
+            id: 0,
+            remote,
+            tos: 0,
+            ttl: Self::TTL,
+            ext: 0,
+            label: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn remote(&self, is_v4: bool) -> [u32; 4] {
+        if is_v4 {
+            [self.remote[0].to_be(), 0, 0, 0]
+        } else {
+            self.remote
+        }
+    }
+}
+
+#[inline(always)]
+fn tunnel_family(is_v4: bool) -> u64 {
+    if is_v4 { 0 } else { BPF_F_TUNINFO_IPV6.into() }
 }
 
 /// Reads a field of the context. The compiler may merge this read with the read of another field.
@@ -403,6 +453,12 @@ impl Skb {
         Action(unsafe { bpf_redirect(ifindex, flags) } as i32)
     }
 
+    /// Puts the packet, with an Ethernet header, into a device, as if it had come from its network.
+    #[inline(always)]
+    pub fn into_ingress(self, ifindex: u32) -> Action {
+        self.redirect(ifindex, u64::from(BPF_F_INGRESS))
+    }
+
     /// Redirects the packet to the peer of a paired device, in the peer's network namespace.
     #[inline(always)]
     pub fn into_peer(self, ifindex: u32) -> Action {
@@ -433,6 +489,57 @@ impl Skb {
             0 => Ok(()),
             _ => Err(Reason::Rewrite),
         }
+    }
+
+    /// Sets the addressee of the outer header that a tunnel device of kpx adds. The kernel
+    /// fragments the outer packet unless `keeps_whole`.
+    #[inline(always)]
+    pub fn set_tunnel(self, to: [u32; 4], is_v4: bool, keeps_whole: bool) -> Result<(), Reason> {
+        let mut key = TunnelKey::to(to, is_v4);
+        let flags = tunnel_family(is_v4)
+            | if keeps_whole {
+                u64::from(BPF_F_DONT_FRAGMENT)
+            } else {
+                0
+            };
+        let size = size_of::<TunnelKey>() as u32;
+        // SAFETY: the key is ours and of that size; the kernel only reads it.
+        match unsafe { bpf_skb_set_tunnel_key(self.0, (&raw mut key).cast(), size, flags) } {
+            0 => Ok(()),
+            _ => Err(Reason::Rewrite),
+        }
+    }
+
+    /// Returns the source of the outer header that a tunnel device of kpx has removed.
+    #[inline(always)]
+    pub fn tunnel_source(self, is_v4: bool) -> Option<[u32; 4]> {
+        let mut key = TunnelKey::to([0; 4], is_v4);
+        let size = size_of::<TunnelKey>() as u32;
+        let flags = tunnel_family(is_v4);
+        // SAFETY: the key is ours and of that size; the kernel writes nothing behind it.
+        let result = unsafe { bpf_skb_get_tunnel_key(self.0, (&raw mut key).cast(), size, flags) };
+        (result == 0).then(|| key.remote(is_v4))
+    }
+
+    /// Returns true if another node has handed the packet over, before the packet has a flow here.
+    #[inline(always)]
+    pub fn is_handed_over(self) -> bool {
+        self.mark() & INJECTED_MASK == HANDED_OVER_MARK
+    }
+
+    #[inline(always)]
+    pub fn mark_as_handed_over(self) {
+        self.set_mark(self.mark() & !INJECTED_MASK | HANDED_OVER_MARK);
+    }
+
+    /// Removes the mark, which no other program must see. Returns true if the packet had it.
+    #[inline(always)]
+    pub fn take_handed_over(self) -> bool {
+        let is_marked = self.is_handed_over();
+        if is_marked {
+            self.set_mark(self.mark() & !INJECTED_MASK);
+        }
+        is_marked
     }
 
     /// Puts the packet into a device, as if it had arrived there for the host.

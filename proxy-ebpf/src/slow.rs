@@ -17,9 +17,9 @@ use crate::net::Net;
 use crate::outcome::{Action, Outcome};
 use crate::redirect::Forward;
 use crate::reject::{self, Exit};
-use crate::setting::SPLIT;
+use crate::setting::{HANDS_OVER, SPLIT};
 use crate::skb::{LinkHeader, PacketMark, Skb};
-use crate::{anchor, egress, icmp, ingress, lo, log, monitor, not_ip};
+use crate::{anchor, egress, handover, icmp, ingress, lo, log, monitor, not_ip};
 
 /// Finishes a packet with the outcome of a fast path, or leaves the packet to the slow path.
 #[inline(always)]
@@ -101,9 +101,10 @@ fn run<A: Forward>(
     }
     let mark = match hook {
         PacketHook::Egress | PacketHook::Lo | PacketHook::HeaderlessEgress => skb.packet_mark(),
-        PacketHook::Ingress | PacketHook::Anchor | PacketHook::HeaderlessIngress => {
-            PacketMark::NONE
-        }
+        PacketHook::Ingress
+        | PacketHook::Anchor
+        | PacketHook::HeaderlessIngress
+        | PacketHook::Tunnel => PacketMark::NONE,
     };
     let outcome = match link {
         LinkHeader::Ethernet => with_ethernet::<A>(skb, hook, memory.lend()),
@@ -124,7 +125,7 @@ fn with_ethernet<A: Forward>(skb: Skb, hook: PacketHook, memory: Memory) -> Outc
         PacketHook::Egress => egress::<A>(skb, LinkHeader::Ethernet, memory),
         PacketHook::Anchor => anchor::<A>(skb, memory),
         PacketHook::Lo => lo::<A>(skb, memory),
-        PacketHook::HeaderlessIngress | PacketHook::HeaderlessEgress => {
+        PacketHook::HeaderlessIngress | PacketHook::HeaderlessEgress | PacketHook::Tunnel => {
             Outcome::new(Err(Reason::SlowPathMissing))
         }
     }
@@ -158,10 +159,13 @@ fn error<A: Forward>(
     mut memory: Memory,
 ) -> Outcome {
     let at = match hook {
-        PacketHook::Ingress | PacketHook::HeaderlessIngress => Hook::INGRESS,
+        PacketHook::Ingress | PacketHook::HeaderlessIngress | PacketHook::Tunnel => Hook::INGRESS,
         PacketHook::Egress | PacketHook::HeaderlessEgress | PacketHook::Lo => Hook::EGRESS,
         PacketHook::Anchor => Hook::ANCHOR,
     };
+    if HANDS_OVER.get() != 0 && at == Hook::INGRESS && handover::is_forged::<A>(skb, link) {
+        return Outcome::new(Err(Reason::Spoofed));
+    }
     let outcome = icmp::<A>(skb, link, at, mark, memory.lend());
     if hook == PacketHook::Lo && outcome.is_other_protocol() {
         return icmp::<A>(skb, link, Hook::ANCHOR, PacketMark::NONE, memory);
@@ -261,7 +265,9 @@ fn exit(hook: PacketHook) -> Exit {
     match hook {
         PacketHook::Anchor | PacketHook::Lo => Exit::Host,
         PacketHook::Ingress | PacketHook::Egress => Exit::Device,
-        PacketHook::HeaderlessIngress | PacketHook::HeaderlessEgress => Exit::Headerless,
+        PacketHook::HeaderlessIngress | PacketHook::HeaderlessEgress | PacketHook::Tunnel => {
+            Exit::Headerless
+        }
     }
 }
 

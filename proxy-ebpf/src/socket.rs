@@ -166,6 +166,8 @@ struct Dialling<A: Net> {
 }
 
 impl<A: Net> Dial<A> for Dialling<A> {
+    const MAY_BE_HANDED_OVER: bool = false;
+
     #[inline(always)]
     fn client(&self) -> A {
         self.client.addr

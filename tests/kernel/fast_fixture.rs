@@ -46,6 +46,7 @@ pub(crate) const FAST: Setup = Setup {
     kernel: Kernel::Usual,
     answers_per_sec: None,
     half_open_rings: None,
+    hands_over: false,
     knows_no_shares: false,
 };
 

@@ -17,6 +17,7 @@ mod fragments;
 mod frames;
 mod frontends;
 mod half_open;
+mod handover;
 mod icmp;
 mod limits;
 mod lost;

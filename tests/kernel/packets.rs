@@ -31,7 +31,7 @@ macro_rules! files {
 }
 
 files! {
-    bypass counts ends fast flows foreign_nat forgery fragments half_open icmp limits lost meetings monitor opened options policy sctp shares silent
+    bypass counts ends fast flows foreign_nat forgery fragments half_open handover icmp limits lost meetings monitor opened options policy sctp shares silent
     stack verdicts
 }
 

@@ -44,6 +44,8 @@ pub(crate) struct Setup {
     pub(crate) answers_per_sec: Option<u32>,
     /// The rings of the half-open queue; None: one for all CPUs.
     pub(crate) half_open_rings: Option<u32>,
+    /// The programs hand over packets of external clients.
+    pub(crate) hands_over: bool,
     /// One client may fill the flow table.
     pub(crate) knows_no_shares: bool,
 }
@@ -92,6 +94,7 @@ impl Reused {
             kernel,
             answers_per_sec,
             half_open_rings,
+            hands_over,
             knows_no_shares,
         } = setup;
         let idle = take_idle(setup);
@@ -105,6 +108,7 @@ impl Reused {
             fast_path,
             answers_per_sec,
             half_open_rings,
+            hands_over,
             flow_room,
             ..Options::default()
         };

@@ -55,10 +55,17 @@ fn programs(object: &Path) -> Result<()> {
         "{:<12} {:>9} {:>9} {:>12}",
         "program", "verified", "stack", "to load"
     );
-    for (fast_path, split, title) in [
-        (0_u32, 1_u32, "one slow path for all hooks:"),
-        (1, 1, "the same with --fast-path:"),
-        (1, 0, "a slow path in each, with --fast-path:"),
+    for (fast_path, split, hands_over, title) in [
+        (0_u32, 1_u32, 0_u32, "one slow path for all hooks:"),
+        (1, 1, 0, "the same with --fast-path:"),
+        (
+            1,
+            1,
+            1,
+            "the same with --fast-path and --external-forwarding dsr:",
+        ),
+        (1, 0, 0, "a slow path in each, with --fast-path:"),
+        (1, 0, 1, "the same with --external-forwarding dsr:"),
     ] {
         println!("{title}");
         let mut loader = EbpfLoader::new();
@@ -67,6 +74,7 @@ fn programs(object: &Path) -> Result<()> {
         let ebpf = loader
             .override_global(names::FAST_PATH, &fast_path, true)
             .override_global(names::SPLIT, &split, true)
+            .override_global(names::HANDS_OVER, &hands_over, true)
             .load(&bytes);
         load_all(
             &mut ebpf.context("make the maps of the kernel programs")?,

@@ -65,6 +65,8 @@ pub struct Options {
     /// Loads the programs that redirect packets past the network stack. [`NodeMaps::set_node`]
     /// enables and disables them.
     pub fast_path: bool,
+    /// Set if the programs hand over packets of external clients.
+    pub hands_over: bool,
     /// Loads the slow path into the program of each hook, instead of once for all hooks: see
     /// [`slow_path`].
     pub whole: bool,
@@ -286,6 +288,9 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
     }
     for pin in pins {
         loader.map_pin_path(&pin.name, pin.target.as_path());
+    }
+    if options.hands_over {
+        loader.override_global(names::HANDS_OVER, &1_u32, true);
     }
     if options.fast_path {
         loader.override_global(names::FAST_PATH, &1_u32, true);

@@ -373,6 +373,9 @@ pub fn explain(reason: Reason) -> &'static str {
         Reason::SlowPathMissing => {
             "the program of the slow path was missing: another program has emptied the map SLOW"
         }
+        Reason::HandoverRefused => {
+            "it came through the tunnel of nodes that hand clients over, and this node takes no such packet: the sender is no such node, the destination no frontend of the mode, or the backend is elsewhere"
+        }
     }
 }
 
@@ -448,6 +451,11 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
         Reason::SlowPathMissing => &[
             "kpx fills the map again within its sync period.",
             "Look for a program on the node that changes BPF maps or removes pins.",
+        ],
+        Reason::HandoverRefused => &[
+            "A few while endpoints change are harmless: two nodes had different tables.",
+            "kpx status shows the digest of the table, which all nodes share.",
+            "If the count grows steadily, capture the senders: tcpdump -ni any 'ip proto 4 or ip6 proto 41'.",
         ],
         Reason::NotIp
         | Reason::Vlan

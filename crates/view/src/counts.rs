@@ -71,6 +71,10 @@ const fn fate_of_event(event: Event) -> (&'static str, &'static str) {
             "translated",
             "another program's connection had the tuple of a flow, and got another source port",
         ),
+        Event::HandedOver => (
+            "handed over",
+            "an external client's packet was sent to the node of its backend",
+        ),
         Event::EndIgnored => (
             "translated",
             "a FIN or RST with an unexpected number ended no flow",

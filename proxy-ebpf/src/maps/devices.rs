@@ -4,6 +4,7 @@ use proxy_common::device::Device;
 
 use super::{DEVICES, Find, copied};
 use crate::net::Net;
+use crate::setting::ZERO;
 
 #[inline(always)]
 pub fn device(ifindex: u32) -> Option<Device> {
@@ -49,6 +50,17 @@ pub fn mtu_of(ifindex: u32) -> u32 {
     DEVICES
         .find(&ifindex)
         .map_or(0, |device| device.read(|device| device.mtu))
+}
+
+/// Returns the interface index of the tunnel device for packets of a family; 0 if there is none.
+#[inline(always)]
+pub fn tunnel(is_v4: bool) -> u32 {
+    // On the stack: the compiler would merge a constant key with a setting of the same default, which
+    // the loader changes.
+    let key = Device::TUNNELS + ZERO.get() as u32;
+    DEVICES
+        .find(&key)
+        .map_or(0, |device| device.read(|device| device.tunnel(is_v4)))
 }
 
 /// Returns the MAC address of frames that the host accepts at the device.

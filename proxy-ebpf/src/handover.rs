@@ -1,0 +1,189 @@
+//! The hand-over of packets of external clients to the node of their backend: the entry step, and the
+//! hook of the tunnel devices. See "Handing clients over" in the README.
+
+use proxy_common::counter::{Event, Reason};
+use proxy_common::device::Device;
+use proxy_common::flow::Hook;
+use proxy_common::frontend::{FrontendKind, Service, Set, SlotKey};
+use proxy_common::peer::{Peer, PeerKey};
+use proxy_common::policy::Decision;
+use proxy_macros::global_fn;
+
+use crate::maps::{self, Memory, Scratch};
+use crate::net::{FragmentPart, Net, NextHop, route};
+use crate::outcome::{Action, Outcome};
+use crate::packet::{FIRST, LATER, Packet, Reading};
+use crate::skb::{LinkHeader, Skb};
+use crate::{fragment, lookup, packet, select};
+
+/// Sends the packet of the scratch, with the decision about it, to the node of the backend. Returns
+/// [`Outcome::NOT_ESTABLISHED`] if that node does not take clients over.
+#[global_fn(kpx_hand_over4, kpx_hand_over6)]
+pub fn send<A: Net>(skb: Skb, memory: Memory) -> Outcome {
+    match to_node::<A>(skb, memory) {
+        Ok(Some(action)) => Outcome::new(Ok(action)),
+        Ok(None) => Outcome::NOT_ESTABLISHED,
+        Err(reason) => Outcome::new(Err(reason)),
+    }
+}
+
+#[inline(always)]
+fn to_node<A: Net>(skb: Skb, memory: Memory) -> Result<Option<Action>, Reason> {
+    let (scratch, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    let Some(decision) = decision.get::<A>() else {
+        return Ok(None);
+    };
+    let tunnel = maps::tunnel(is_v4::<A>());
+    if decision.set != Set::DIRECT
+        || !decision.backend.is_tunnelled()
+        || tunnel == 0
+        || !skb.is_ours()
+    {
+        return Ok(None);
+    }
+    let index = select::direct_slot(&scratch.packet.src, &scratch.service, decision);
+    let slot = SlotKey::new(decision.service, Set::NODES, index as u16);
+    let node = maps::slot(&slot).ok_or(Reason::StaleSlot)?.addr;
+    if node.is_unspecified() {
+        return Err(Reason::StaleSlot);
+    }
+    let found = skb.found();
+    if found.marks & FIRST != 0 {
+        fragment::remember::<A>(skb, true);
+    }
+    let keeps_whole = skb.gso_size() == 0 && is_kept_whole::<A>(skb, found.link());
+    skb.set_tunnel(node.words(), is_v4::<A>(), keeps_whole)?;
+    maps::count(Event::HandedOver);
+    Ok(Some(skb.redirect(tunnel, 0)))
+}
+
+/// Returns true if no router may fragment the packet: with IPv4's DF. The kernel then answers a
+/// packet that is too long, and fragments the outer packet of any other. A merged packet is segmented
+/// behind the tunnel device, where its segments may be too long and nobody would be told.
+#[inline(always)]
+fn is_kept_whole<A: Net>(skb: Skb, link: LinkHeader) -> bool {
+    const FRAGMENT_OFFSET: u32 = 6;
+    const DF: u16 = 0x4000;
+    is_v4::<A>()
+        && skb
+            .load::<u16>(link.len() + FRAGMENT_OFFSET)
+            .is_ok_and(|bits| u16::from_be(bits) & DF != 0)
+}
+
+#[inline(always)]
+fn is_v4<A: Net>() -> bool {
+    size_of::<A>() == size_of::<u32>()
+}
+
+/// Takes a packet from a tunnel device: hands the packet to the ingress of the device by which its
+/// client is reached, or drops the packet.
+#[inline(always)]
+pub fn receive<A: Net>(skb: Skb, mut memory: Memory) -> i32 {
+    // The parser needs the stack.
+    let reading = Reading::behind(LinkHeader::None);
+    let parsed = packet::parse::<A>(skb, Hook::INGRESS, reading, memory.lend());
+    let outcome = match parsed {
+        Ok(()) => take::<A>(skb, memory),
+        Err(reason) => Outcome::new(Err(reason)),
+    };
+    match outcome.result() {
+        Ok(Action(action)) => action,
+        Err(reason) => {
+            maps::count(reason);
+            Action::DROP.0
+        }
+    }
+}
+
+/// Judges a parsed packet. A separate function, so that its stack is free while the parser runs.
+#[inline(never)]
+fn take<A: Net>(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(try_take::<A>(skb, memory))
+}
+
+#[inline(always)]
+fn try_take<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
+    let sender = skb
+        .tunnel_source(is_v4::<A>())
+        .and_then(|addr| peer::<A>(addr))
+        .ok_or(Reason::HandoverRefused)?;
+    let (Scratch { packet, .. }, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    let decision = decision.get::<A>().ok_or(Reason::FlowsFull)?;
+    if !is_for_frontend(packet, sender, decision) {
+        return Err(Reason::HandoverRefused);
+    }
+    let marks = skb.found().marks;
+    if marks & FIRST != 0 {
+        // The hook that opens the flow comes after the next packet here.
+        fragment::remember::<A>(skb, true);
+    }
+    let is_known = maps::is_flow(&packet.flow_key(Hook::INGRESS));
+    if !is_known && !packet.opens() && marks & LATER == 0 {
+        return Err(Reason::NoFlow);
+    }
+    into_uplink::<A>(skb, packet, is_known)
+}
+
+/// Returns true if the packet goes to an external frontend of a Service that hands clients over, or
+/// to a node port of one at an address of the sender.
+#[inline(always)]
+fn is_for_frontend<A: Net>(packet: &Packet<A>, sender: Peer, decision: &mut Decision<A>) -> bool {
+    let is_external = lookup::find(&packet.dst, packet.proto, decision).is_ok()
+        && matches!(
+            decision.kind,
+            FrontendKind::EXTERNAL_IP | FrontendKind::LOAD_BALANCER
+        );
+    let is_node_port = || peer::<A>(packet.dst.addr.words()) == Some(sender);
+    if !is_external
+        && !(is_node_port() && lookup::node_port(packet.dst.port, packet.proto, decision))
+    {
+        return false;
+    }
+    maps::service(&decision.service).is_some_and(|service| service.has(Service::HANDS_OVER))
+}
+
+#[inline(always)]
+fn peer<A: Net>(addr: [u32; 4]) -> Option<Peer> {
+    maps::peer(&PeerKey {
+        addr,
+        family: A::AF.into(),
+    })
+}
+
+/// Puts the packet into the ingress of the device by which the route to its client leads, which must
+/// not lead to a pod. The hook there validates the source, because the kernel cannot see the tunnel.
+#[inline(always)]
+fn into_uplink<A: Net>(skb: Skb, packet: &Packet<A>, is_known: bool) -> Result<Action, Reason> {
+    const NO_UPLINK: u32 = Device::POD | Device::POD_BRIDGE | Device::HEADERLESS;
+    let node = maps::node().ok_or(Reason::NoNodeAddress)?;
+    let NextHop::Device(ifindex) =
+        route(skb, node.anchor_ifindex, &packet.dst.addr, &packet.src.addr)?
+    else {
+        return Err(Reason::Spoofed);
+    };
+    let device = maps::device(ifindex).ok_or(Reason::Spoofed)?;
+    if device.flags() & NO_UPLINK != 0 {
+        return Err(Reason::Spoofed);
+    }
+    if !is_known {
+        skb.mark_as_handed_over();
+    }
+    skb.add_ethernet(&device.mac, A::ETHERTYPE)?;
+    Ok(skb.into_ingress(ifindex))
+}
+
+/// Returns true for a packet with an outer header whose source cannot be behind the device where it
+/// came in: a pod must not hand packets over in the name of a node. A separate function, so that its
+/// stack is free again.
+#[inline(never)]
+pub fn is_forged<A: Net>(skb: Skb, link: LinkHeader) -> bool {
+    const IPIP: u8 = 4;
+    const IPV6: u8 = 41;
+    let proto = if is_v4::<A>() { IPIP } else { IPV6 };
+    A::header(skb, link).is_ok_and(|header| {
+        header.proto.0 == proto
+            && header.part == FragmentPart::WHOLE
+            && maps::own_addr(&header.dst).is_some()
+            && crate::net::is_spoofed(skb, crate::net::At::Here, &header.src, &header.dst)
+    })
+}

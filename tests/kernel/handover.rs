@@ -1,0 +1,139 @@
+//! `--external-forwarding dsr`: the entry step. The other end needs tunnel devices, which virtual
+//! machines have: `tests/vm/dsr.rs`.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use aya::maps::{HashMap, MapData};
+use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
+use proxy_common::device::Device;
+use proxy_common::frontend::{
+    Backend, Frontend, FrontendKey, FrontendKind, MAGLEV_PLACES, Maglev, Service, Set, SetKey,
+    SlotKey,
+};
+use proxy_common::names::DEVICES;
+use proxy_core::diff::{Change, FamilyChange};
+use proxy_datapath::{Maps, open};
+
+use crate::fixture::{Fixture, fixtures_of};
+use crate::reuse::Setup;
+
+#[test]
+fn clients_outside_are_handed_over_to_the_node_of_their_backend() -> Result<()> {
+    for mut fixture in fixtures()? {
+        set_tunnels(&fixture, 77)?;
+        fixture
+            .rows("handover::clients_outside_are_handed_over_to_the_node_of_their_backend/on")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn clients_are_masqueraded_where_nothing_may_be_handed_over() -> Result<()> {
+    for mut fixture in fixtures()? {
+        set_tunnels(&fixture, 0)?;
+        fixture.rows("handover::clients_are_masqueraded_where_nothing_may_be_handed_over/off")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn flows_from_before_the_mode_stay() -> Result<()> {
+    for mut fixture in fixtures()? {
+        set_tunnels(&fixture, 0)?;
+        fixture.rows("handover::flows_from_before_the_mode_stay/before")?;
+        set_tunnels(&fixture, 77)?;
+        fixture.rows("handover::flows_from_before_the_mode_stay/after")?;
+    }
+    Ok(())
+}
+
+/// Makes fixtures with Services of every kind, of which some hand clients over.
+fn fixtures() -> Result<Vec<Fixture>> {
+    let setup = Setup {
+        hands_over: true,
+        ..Setup::default()
+    };
+    let mut fixtures = fixtures_of("handover", setup)?;
+    for fixture in &mut fixtures {
+        fixture.add_frontends()?;
+        // Frames for other hosts are left alone.
+        fixture
+            .netns
+            .ip("link set eth1 address 02:00:00:00:00:02")?;
+        let changes: Vec<Change> = if fixture.is_v4() {
+            direct::<Addr4>(fixture)?
+                .into_iter()
+                .map(Change::V4)
+                .collect()
+        } else {
+            direct::<Addr6>(fixture)?
+                .into_iter()
+                .map(Change::V6)
+                .collect()
+        };
+        for change in &changes {
+            fixture.bench.datapath.tables.apply(change)?;
+        }
+    }
+    Ok(fixtures)
+}
+
+/// Hands over web:80, whose backend is here, and two ports of `remote`, whose backend is elsewhere:
+/// at a node port, and at the address `empty`. The name `lost` stands for the backend's node.
+fn direct<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
+    let addr =
+        |name: &str| -> Result<A> { A::from_ip(fixture.names.addr(name)?).context("family") };
+    let mut changes = Vec::new();
+    for (name, port, proto, backend, target, flags) in [
+        ("web", 80, Proto::TCP, "pod", 8080, Backend::<A>::LOCAL),
+        (
+            "remote",
+            53,
+            Proto::UDP,
+            "far",
+            5353,
+            Backend::<A>::TUNNELLED,
+        ),
+        (
+            "remote",
+            80,
+            Proto::TCP,
+            "far",
+            8080,
+            Backend::<A>::TUNNELLED,
+        ),
+    ] {
+        let key = FrontendKey::new(addr(name)?, Port::new(port), proto);
+        let backend = Backend::new(addr(backend)?, Port::new(target), flags);
+        let node = Backend::new(addr("lost")?, Port::ANY, 0);
+        changes.extend([
+            FamilyChange::PutSlot(SlotKey::new(key, Set::DIRECT, 0), backend),
+            FamilyChange::PutSlot(SlotKey::new(key, Set::NODES, 0), node),
+            FamilyChange::PutMaglev(
+                SetKey::new(key, Set::DIRECT),
+                Arc::new(Maglev::new([0; MAGLEV_PLACES])),
+            ),
+            FamilyChange::PutService(
+                key,
+                Service::new(1, 0, Service::HAS_ENDPOINTS | Service::HANDS_OVER),
+            ),
+        ]);
+    }
+    let remote = FrontendKey::new(addr("remote")?, Port::new(80), Proto::TCP);
+    changes.push(FamilyChange::PutFrontend(
+        FrontendKey::new(addr("empty")?, Port::new(80), Proto::TCP),
+        Frontend::new(remote, FrontendKind::LOAD_BALANCER),
+    ));
+    Ok(changes)
+}
+
+/// Sets the tunnel devices of both families; 0: packets take the stack.
+fn set_tunnels(fixture: &Fixture, ifindex: u32) -> Result<()> {
+    let mut devices: HashMap<MapData, u32, Device> =
+        open(&fixture.bench.datapath.loaded.maps, DEVICES)?;
+    let row = Device::tunnels(ifindex, ifindex);
+    devices
+        .insert(Device::TUNNELS, row, 0)
+        .context("write DEVICES")
+}
