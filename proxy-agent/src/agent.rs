@@ -49,11 +49,12 @@ use crate::pod_sockets::SelectedPods;
 use crate::run::OutsideStates;
 use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
-use proxy_core::model::Skipped;
+use proxy_core::model::{AbleNodes, Skipped};
 use proxy_datapath::{Counters, FlowMaps, KernelTables, Loaded, PersistenceKind, VoteReader};
 use proxy_metrics::Phase;
 use proxy_net::LinkEvent;
 use proxy_source::health::{Health, Problem};
+use proxy_source::peers::{PeerList, Peers};
 
 /// The maximum number of inputs for one pass.
 const BATCH: usize = 4_096;
@@ -72,6 +73,9 @@ pub struct Inbox {
     /// Signals a change of netfilter's rules. Never signals if there is no fast path.
     pub rules: mpsc::Receiver<()>,
     pub queries: mpsc::Receiver<Query>,
+    /// The other nodes that hand packets over, and whether this node takes packets over. Without the
+    /// mode, no source is at the other end.
+    pub peers: PeerList,
     pub source_health: Health,
 }
 
@@ -188,6 +192,7 @@ impl Agent {
                 back = self.node.back() => {
                     let _work = self.reports.liveness.work();
                     let (errand, result) = back?;
+                    self.publish_handover(&inbox.peers);
                     self.on_node_back(errand, result).await?;
                     for query in self.node.take_waiting() {
                         self.answer(query, &inbox.source_health.problems());
@@ -200,6 +205,10 @@ impl Agent {
                     }
                 }
                 Some(()) = inbox.routes.recv(), if self.node.is_here() => self.on_routes(),
+                Ok(()) = inbox.peers.peers.changed(), if self.node.is_here() => {
+                    let peers = inbox.peers.peers.borrow_and_update().clone();
+                    self.on_peers(peers).await?;
+                }
                 Some(()) = inbox.rules.recv(), if self.node.is_here() => {
                     self.node.judge(self.reports.liveness.work());
                 }
@@ -237,6 +246,42 @@ impl Agent {
             .filter(|_| is_here || self.passes.has_synced && self.mode == Mode::Node);
         let node = self.node.retry.into_iter().chain(self.lifecycle.due());
         maps.into_iter().chain(node.filter(|_| is_here)).min()
+    }
+
+    /// Accepts the packets of these nodes, and hands packets over to them.
+    async fn on_peers(&mut self, peers: Peers) -> Result<()> {
+        if let Some(node) = self.node.here_mut() {
+            let accepted = node.set_peers(peers);
+            self.record(&Problem::Maps, accepted);
+        }
+        self.update_able_nodes();
+        if self.desired.is_dirty() && self.passes.schedule.request() {
+            return self.sync().await;
+        }
+        Ok(())
+    }
+
+    /// Publishes whether this node takes packets over. Without that, it hands none over either.
+    fn publish_handover(&mut self, peers: &PeerList) {
+        let Some(node) = self.node.here() else {
+            return;
+        };
+        let takes_over = node.takes_over();
+        let before = peers.is_able.send_replace(takes_over);
+        if before != takes_over {
+            self.update_able_nodes();
+            self.passes.schedule.ask_again();
+        }
+    }
+
+    fn update_able_nodes(&mut self) {
+        let Some(node) = self.node.here() else {
+            return;
+        };
+        self.desired.set_able_nodes(match node.takes_over() {
+            true => AbleNodes::new(node.tunnel_addresses().collect()),
+            false => AbleNodes::NONE,
+        });
     }
 
     /// Sends the node away to process device events.

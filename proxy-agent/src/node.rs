@@ -8,6 +8,7 @@ pub mod detect;
 mod device_rows;
 mod devices;
 mod fast_path;
+mod handover;
 mod host_mode;
 mod leaving;
 pub mod lifecycle;
@@ -40,6 +41,7 @@ use desired_node::SyncedNode;
 use detect::Detection;
 use devices::Devices;
 use fast_path::FastPathState;
+use handover::Handover;
 use host_mode::HostMode;
 pub(crate) use host_mode::why_cut_off;
 use node_rows::{NodeFlags, NodeRows};
@@ -80,6 +82,7 @@ pub struct Node {
     repairs: Repairs,
     relapses: Relapses,
     refusals: Vec<String>,
+    handover: Handover,
 }
 
 impl Node {
@@ -131,6 +134,7 @@ impl Node {
             repairs: Repairs::default(),
             relapses: Relapses::default(),
             refusals: Vec::new(),
+            handover: Handover::default(),
         };
         node.write_node()?;
         Ok(node)
@@ -161,6 +165,9 @@ impl Node {
             proxy_net::anchor::remove(handle)
                 .await
                 .context("remove the anchor"),
+            proxy_net::tunnel::remove(handle)
+                .await
+                .context("remove the tunnel devices"),
         ])
     }
 
@@ -256,6 +263,9 @@ impl Node {
         if listed {
             self.devices.ask_for_routes(&self.handle).await;
         }
+        if listed {
+            self.fit_tunnels(health).await;
+        }
         let judged_again = self.judge_for_devices(&judged_names).await;
         // A device enters the programs' map before it gets programs. A failed part must not stop
         // the other parts.
@@ -266,6 +276,7 @@ impl Node {
         } else {
             Ok(())
         };
+        self.report_handover(health);
         let read = if listed {
             self.ranges.read(&self.handle, health).await
         } else {

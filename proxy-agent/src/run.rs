@@ -52,6 +52,7 @@ use proxy_source::Source;
 use proxy_source::events::{self, Events};
 use proxy_source::health::Health;
 use proxy_source::journal::Journal;
+use proxy_source::peers;
 
 pub use outside::OutsideStates;
 pub use prepare::{Prepared, prepare};
@@ -208,12 +209,15 @@ async fn work(
     let (link_sender, links) = mpsc::channel(QUEUE);
     let (route_sender, routes) = mpsc::channel(1);
     let (rule_sender, rules) = mpsc::channel(1);
+    let (peer_list, peer_source) = peers::peers();
+    let peer_source = settings.node.hands_over.then_some(peer_source);
     let mut inbox = Inbox {
         inputs,
         links,
         routes,
         rules,
         queries,
+        peers: peer_list,
         source_health: source_health.clone(),
     };
 
@@ -288,6 +292,7 @@ async fn work(
         source_health,
         event_queue,
         questions,
+        peer_source,
     )]);
     let source = async {
         let ended = sources.join_next().await;
@@ -349,6 +354,7 @@ fn take_over(
         );
     }
     let fast_path = settings.node.fast_path != FastPath::Off;
+    let hands_over = settings.node.hands_over;
     let sockets = settings.sockets.filter(|_| matches!(cgroup, Some(Ok(_))));
     let sizes = settings.sizes.of_this_machine();
     let timeouts = conntrack::sysctl::flow_timeouts(&settings.conntrack);
@@ -357,6 +363,7 @@ fn take_over(
         sizes,
         sockets,
         fast_path,
+        hands_over,
         timeouts,
         ..Options::default()
     };

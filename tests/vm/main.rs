@@ -2,6 +2,7 @@
 //! tests need.
 
 mod check;
+mod dsr;
 mod ipvs;
 mod lines;
 #[path = "../reachability/plain.rs"]

@@ -60,6 +60,7 @@ const SUITES: &[&str] = &[
     "sockets sctp /bin/vm --exact plain::pods_reach_services_by_the_default_mechanism",
     "sockets-by-clsact sctp,tcx /bin/vm --exact plain::pods_reach_services_by_clsact",
     "tunnels sctp,wireguard,ip6_tunnel /bin/vm --exact plain::pods_behind_tunnels_of_the_kernel_reach_services",
+    "dsr ipip,ip6_tunnel /bin/vm dsr::",
     "shapes/vlan sctp,8021q /bin/vm --exact plain::nodes_on_a_vlan_serve",
     "shapes/bond sctp,bonding /bin/vm --exact plain::nodes_on_a_bond_serve",
     "shapes/macvlan sctp,macvlan /bin/vm --exact plain::pods_on_macvlan_devices_reach_services",
@@ -89,7 +90,7 @@ pub(crate) struct Options {
     /// Go on with the next kernel when one fails
     #[arg(long)]
     keep_going: bool,
-    /// Run only these tests: check, lines, ipvs, sockets, sockets-by-clsact, tunnels, shapes,
+    /// Run only these tests: check, lines, ipvs, sockets, sockets-by-clsact, tunnels, dsr, shapes,
     /// packets
     #[arg(long, value_delimiter = ',', value_name = "SUITE")]
     only: Vec<String>,

@@ -22,9 +22,9 @@ use super::links::link_name;
 use super::persistence::Persistence;
 use super::pins::{self, remove_pin};
 use super::sockets;
-use proxy_net::anchor;
 use proxy_net::filter::PRIORITY;
 use proxy_net::link::headerless;
+use proxy_net::{anchor, tunnel};
 
 pub(super) struct Adopted {
     pub(super) devices: BTreeMap<u32, Attached>,
@@ -158,6 +158,7 @@ fn place(device: &str, is_headerless: bool) -> Place {
     match device {
         anchor::NAME => Place::Anchor,
         "lo" => Place::Lo,
+        _ if tunnel::NAMES.contains(&device) => Place::Tunnel,
         _ if is_headerless => Place::Headerless,
         _ => Place::Device,
     }

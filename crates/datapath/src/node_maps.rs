@@ -1,6 +1,7 @@
 //! Writes the maps that describe this node to the programs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
@@ -8,10 +9,12 @@ use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::{Ebpf, Pod};
 use ipnet::IpNet;
+use nix::sys::socket::AddressFamily;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node, OwnAddr, pod_net};
 use proxy_common::frontend::service_net;
 use proxy_common::names;
+use proxy_common::peer::{Peer, PeerKey};
 
 use super::fast_path_ways::FastPathWays;
 use super::maps::{FamilyNames, take};
@@ -19,6 +22,7 @@ use super::maps::{FamilyNames, take};
 pub struct NodeMaps {
     node: Array<MapData, Node>,
     devices: HashMap<MapData, u32, Device>,
+    peers: HashMap<MapData, PeerKey, Peer>,
     v4: Family<Addr4>,
     v6: Family<Addr6>,
     ways: FastPathWays,
@@ -37,6 +41,7 @@ impl NodeMaps {
         Ok(Self {
             node,
             devices,
+            peers: take(ebpf, names::PEERS)?,
             v4: Family::new(ebpf)?,
             v6: Family::new(ebpf)?,
             ways,
@@ -60,6 +65,20 @@ impl NodeMaps {
     /// Makes the kernel's device table equal to `want`.
     pub fn set_devices(&mut self, want: &BTreeMap<u32, Device>) -> Result<()> {
         replace(&mut self.devices, want, names::DEVICES)
+    }
+
+    /// Makes the kernel's table of the nodes that hand over packets equal to `nodes`: the addresses of
+    /// each, by name.
+    pub fn set_peers(&mut self, nodes: &BTreeMap<String, Vec<IpAddr>>) -> Result<()> {
+        let rows = nodes.iter().flat_map(|(name, addrs)| {
+            let mut hasher = DefaultHasher::new();
+            name.hash(&mut hasher);
+            let peer = Peer {
+                node: hasher.finish(),
+            };
+            addrs.iter().map(move |addr| (peer_key(*addr), peer))
+        });
+        replace(&mut self.peers, &rows.collect(), names::PEERS)
     }
 
     /// Makes the kernel's table of the node's own addresses, with the device of each, equal to
@@ -131,6 +150,26 @@ impl<A: FamilyNames> Family<A> {
             pods: take(ebpf, A::MAPS.pods)?,
             service_cidrs: take(ebpf, A::MAPS.service_cidrs)?,
         })
+    }
+}
+
+fn peer_key(addr: IpAddr) -> PeerKey {
+    let (addr, family) = match addr {
+        IpAddr::V4(addr) => (
+            [u32::from_ne_bytes(addr.octets()), 0, 0, 0],
+            AddressFamily::Inet,
+        ),
+        IpAddr::V6(addr) => {
+            let mut words = [0; 4];
+            for (word, bytes) in words.iter_mut().zip(addr.octets().as_chunks::<4>().0) {
+                *word = u32::from_ne_bytes(*bytes);
+            }
+            (words, AddressFamily::Inet6)
+        }
+    };
+    PeerKey {
+        addr,
+        family: family as u32,
     }
 }
 

@@ -19,6 +19,7 @@ mod way_watch;
 // The anchor, a veth pair for the node's own packets to Services.
 pub mod addr;
 pub mod anchor;
+pub mod tunnel;
 
 // Routes and rules.
 pub mod fib;

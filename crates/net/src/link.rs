@@ -84,7 +84,7 @@ impl LinkHeader {
 }
 
 /// Returns true if packets from an IP tunnel start with the inner header: from Linux 5.14 on.
-fn tunnels_hide_outer_headers() -> bool {
+pub fn tunnels_hide_outer_headers() -> bool {
     static FROM_5_14: LazyLock<bool> = LazyLock::new(|| {
         let release = uname()
             .map(|uname| uname.release().to_string_lossy().into_owned())

@@ -5,14 +5,16 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::anchor;
 use super::link::{Link, LinkHeader, LinkKind};
+use super::{anchor, tunnel};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Loopback,
     /// The near end of kpx's veth pair, through which the service routes go.
     Anchor,
+    /// A device of kpx for packets that other nodes hand over.
+    Tunnel,
     /// A device to machines outside the node or to a pod.
     Device {
         /// True if a pod is behind the device.
@@ -66,6 +68,7 @@ pub fn role(link: &Link, links: &BTreeMap<u32, Link>) -> Role {
         (LinkKind::Loopback, _) => Role::Loopback,
         (LinkKind::Veth, _) if link.name == anchor::NAME => Role::Anchor,
         (LinkKind::Veth, _) if link.name == anchor::PEER => Role::Ignored("the anchor's other end"),
+        (LinkKind::Other, _) if tunnel::NAMES.contains(&&*link.name) => Role::Tunnel,
         (LinkKind::Ipsec, _) => {
             Role::Ignored("an IPsec interface shows packets with the header of their tunnel")
         }

@@ -28,6 +28,8 @@ pub enum Problem {
     /// The sweep of the flow tables.
     Flows,
     Folder(PathBuf),
+    /// The hand-over of external clients to the nodes of their backends.
+    Handover,
     HealthCheck(ObjectName),
     HealthServer,
     /// The server's history, by kind of object.
@@ -70,6 +72,7 @@ impl fmt::Display for Problem {
             Self::Devices => f.write_str("devices"),
             Self::Flows => f.write_str("flows"),
             Self::Folder(path) => write!(f, "{}", path.display()),
+            Self::Handover => f.write_str("external forwarding"),
             Self::HealthCheck(service) => write!(f, "healthCheckNodePort of {service}"),
             Self::HealthServer => f.write_str("health server"),
             Self::History(kind) => write!(f, "{kind} history"),

@@ -14,12 +14,14 @@ use tracing::info;
 
 use self::client::{Clients, Connection};
 use self::credentials::Files;
+use self::handover::Handover;
 use self::outage::Outage;
 use self::recorder::Recorder;
 use self::watch::{Watch, WatchExit};
 use crate::events;
 use crate::health::{Health, Problem};
 use crate::nodes::NodeQuestions;
+use crate::peers::PeerSource;
 use proxy_core::compact::{EndpointSlice, LocalPod, LocalRedirect, Service};
 use proxy_core::input::Input;
 
@@ -33,6 +35,7 @@ mod errors;
 mod forward;
 mod forward_stream;
 mod granted;
+mod handover;
 mod node_states;
 mod outage;
 mod recorder;
@@ -125,9 +128,11 @@ pub(super) async fn run(
     health: &Health,
     events: events::Queue,
     mut questions: NodeQuestions,
+    peers: Option<PeerSource>,
 ) -> anyhow::Result<()> {
     let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
     let mut watches = Watches::new(node_name, options);
+    let mut handover = peers.map(|peers| Handover::new(node_name.unwrap_or_default(), peers));
     let outage = Outage::new();
     // At the start, an unreadable file is the operator's mistake.
     let mut files = options.files();
@@ -140,8 +145,15 @@ pub(super) async fn run(
         let until = clients.limited.valid_until().as_ref().copied();
         // The addresses precede any Service, so that no Service can claim them.
         addrs.send_new(inputs).await;
+        let handed_over = async {
+            match &mut handover {
+                Some(handover) => handover.run(&clients.limited, health).await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
             () = inputs.closed() => return Ok(()),
+            never = handed_over => never,
             never = addrs.watch(inputs) => never,
             ended = watches.run(&clients, inputs, health, &outage) => match ended {
                 WatchExit::ReceiverGone => return Ok(()),

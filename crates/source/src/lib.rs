@@ -21,4 +21,7 @@ pub mod journal;
 // Look-ups of nodes, which no watch covers.
 pub mod nodes;
 
+// The nodes that hand over packets of external clients.
+pub mod peers;
+
 pub use source::Source;

@@ -6,6 +6,7 @@ use tokio::sync::mpsc::Sender;
 
 use crate::health::Health;
 use crate::nodes::NodeQuestions;
+use crate::peers::PeerSource;
 use crate::{events, kubernetes, manifests};
 use proxy_core::input::Input;
 
@@ -56,6 +57,7 @@ impl Source {
         health: Health,
         events: events::Queue,
         questions: NodeQuestions,
+        peers: Option<PeerSource>,
     ) -> anyhow::Result<()> {
         match self {
             Self::Kubernetes(options) => {
@@ -66,11 +68,12 @@ impl Source {
                     &health,
                     events,
                     questions,
+                    peers,
                 )
                 .await
             }
             Self::Manifests(folder) => {
-                drop((events, questions));
+                drop((events, questions, peers));
                 manifests::run(folder, node_name, inputs, health).await
             }
         }

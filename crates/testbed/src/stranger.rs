@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
-use etherparse::{PacketBuilder, PacketBuilderStep, TcpHeader};
+use etherparse::{IpNumber, Ipv4Header, Ipv6Header, PacketBuilder, PacketBuilderStep, TcpHeader};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::lab::Host;
@@ -33,6 +33,39 @@ impl Stranger {
     /// Sends a packet to the address in its header.
     pub fn send(&self, packet: PacketBuilderStep<TcpHeader>, to: IpAddr) -> Result<()> {
         self.send_bytes(&written(packet)?, to)
+    }
+
+    /// Sends a packet with an outer header of the same family.
+    pub fn send_tunnelled(
+        &self,
+        from: IpAddr,
+        to: IpAddr,
+        packet: PacketBuilderStep<TcpHeader>,
+    ) -> Result<()> {
+        const TTL: u8 = 64;
+        let inner = written(packet)?;
+        let len = u16::try_from(inner.len()).context("the packet is too long")?;
+        let mut bytes = Vec::new();
+        match (from, to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                Ipv4Header::new(len, TTL, IpNumber::IPV4, from.octets(), to.octets())
+                    .context("make an outer header")?
+                    .write(&mut bytes)
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => Ipv6Header {
+                payload_length: len,
+                next_header: IpNumber::IPV6,
+                hop_limit: TTL,
+                source: from.octets(),
+                destination: to.octets(),
+                ..Ipv6Header::default()
+            }
+            .write(&mut bytes),
+            _ => unreachable!("both are of one family"),
+        }
+        .context("write an outer header")?;
+        bytes.extend(inner);
+        self.send_bytes(&bytes, to)
     }
 
     /// Sends an ICMP host-unreachable error about a SYN with another sequence number than the

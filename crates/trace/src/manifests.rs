@@ -64,7 +64,7 @@ impl<R: NodeRules> Folder<R> {
         };
         tokio::select! {
             taken = take => taken,
-            ended = source.run(Some(node_name.to_owned()), sender, health.clone(), Queue::none(), NodeQuestions::none()) => ended.and_then(|()| bail!("the folder has ended")),
+            ended = source.run(Some(node_name.to_owned()), sender, health.clone(), Queue::none(), NodeQuestions::none(), None) => ended.and_then(|()| bail!("the folder has ended")),
         }?;
         // Manifests have no routes.
         let shared = SharedNetworks::of(ranges(&rules, &desired), &desired.pod_cidrs(), &[]);

@@ -228,6 +228,7 @@ const fn role_word(role: Option<Role>, are_listed: bool) -> &'static str {
         Some(Role::Device { pod: false }) => "device",
         Some(Role::Loopback) => "loopback",
         Some(Role::Anchor) => "anchor",
+        Some(Role::Tunnel) => "tunnel",
         None if !are_listed => "unlisted",
         Some(Role::Ignored(_)) | None => "gone",
     }

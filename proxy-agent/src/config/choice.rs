@@ -7,7 +7,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serializer};
 
 use proxy_core::health::HealthMode;
-use proxy_core::model::{ALGORITHMS, algorithm_name};
+use proxy_core::model::{ALGORITHMS, ExternalForwarding, algorithm_name};
 
 /// Returns the names of all values, without their help.
 pub(super) fn values<T: ValueEnum>() -> Vec<PossibleValue> {
@@ -73,6 +73,24 @@ impl ValueEnum for BackendHealth {
             BackendHealth(HealthMode::ALL[0]),
             BackendHealth(HealthMode::ALL[1]),
             BackendHealth(HealthMode::ALL[2]),
+        ];
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.0.name()))
+    }
+}
+
+/// The way of external clients, with the annotation's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forwarding(pub ExternalForwarding);
+
+impl ValueEnum for Forwarding {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [Forwarding; ExternalForwarding::ALL.len()] = [
+            Forwarding(ExternalForwarding::ALL[0]),
+            Forwarding(ExternalForwarding::ALL[1]),
         ];
         &ALL
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::choice::{self, BackendHealth, LbAlgorithm};
+use super::choice::{self, BackendHealth, Forwarding, LbAlgorithm};
 use super::invalid::Fields;
 use crate::choices::{Mode, PodRoutes, SocketLb, Tunnel};
 use crate::config::duration::GoDuration;
@@ -38,6 +38,9 @@ pub struct KpxConfiguration {
     pub lb_algorithm: LbAlgorithm,
     #[serde(with = "choice")]
     pub backend_health: BackendHealth,
+    /// The way of external clients to backends on other nodes.
+    #[serde(with = "choice")]
+    pub external_forwarding: Forwarding,
     #[serde(with = "choice")]
     pub pod_routes: PodRoutes,
     #[serde(with = "choice")]
@@ -177,6 +180,7 @@ impl Default for KpxConfiguration {
             cluster_ip_external: true,
             lb_algorithm: LbAlgorithm::default(),
             backend_health: BackendHealth::default(),
+            external_forwarding: Forwarding::default(),
             pod_routes: PodRoutes::default(),
             tunnel: Tunnel::default(),
             dns_address: String::new(),

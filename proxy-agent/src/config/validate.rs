@@ -18,7 +18,7 @@ use crate::names::NamesOptions;
 use crate::node::detect::Detector;
 use crate::node::{FastPath, Masquerade, NodeOptions};
 use crate::settings::{Conntrack, Mode, PodRoutes, SocketLb, Tunnel};
-use proxy_core::model::{HostRoutes, ModelOptions};
+use proxy_core::model::{ExternalForwarding, HostRoutes, ModelOptions};
 use proxy_datapath::SocketOptions;
 use proxy_dns::Zone;
 use proxy_view::DNS_ADDRESS;
@@ -79,6 +79,7 @@ pub(super) fn check(
     let why = "requires metricsBindAddress, which is disabled (default in host mode)";
     own.check(!kpx.ui || has_place, "ui", kpx.ui, why);
     manifests(&mut own, kube_proxy, kpx);
+    external_forwarding(&mut own, kpx);
 
     let invalid = [fields.invalid, own.invalid].concat();
     if !invalid.is_empty() {
@@ -130,6 +131,7 @@ fn node_options(
         } else {
             kpx.fast_path
         },
+        hands_over: kpx.external_forwarding.0 == ExternalForwarding::Dsr,
         pod_routing: is_host.then_some(kpx.pod_routes),
         notices: Vec::new(),
     }
@@ -145,6 +147,7 @@ fn model_options(
     ModelOptions {
         algorithm: kpx.lb_algorithm.0,
         backend_health: kpx.backend_health.0,
+        external_forwarding: kpx.external_forwarding.0,
         node_ips: node.node_ips.clone(),
         external_ip_cidrs: external_ip_cidrs(own, &kpx.external_ip_cidrs),
         ignores_external_ips: !gates.external_ips(),
@@ -173,6 +176,34 @@ fn manifests(own: &mut Fields, kube_proxy: &KubeProxyConfiguration, kpx: &KpxCon
             &kpx.manifests,
             apart,
         );
+    }
+}
+
+/// Refuses the mode `dsr` beside settings that it cannot work with.
+fn external_forwarding(own: &mut Fields, kpx: &KpxConfiguration) {
+    let obstacles = [
+        (
+            kpx.mode == Mode::Host,
+            "mode host, whose machine is no node",
+        ),
+        (
+            kpx.masquerade == Masquerade::Compat,
+            "masquerade compat, which hides clients' addresses",
+        ),
+        (
+            !kpx.manifests.is_empty(),
+            "manifests: nodes find each other through the API server",
+        ),
+        (
+            kpx.fast_path == FastPath::Off,
+            "fastPath off: its reader of netfilter's rules decides where packets may be handed over",
+        ),
+    ];
+    let is_dsr = kpx.external_forwarding.0 == ExternalForwarding::Dsr;
+    for (_, what) in obstacles.into_iter().filter(|(is_there, _)| *is_there) {
+        let name = kpx.external_forwarding.0.name();
+        let why = format!("cannot be used with {what}");
+        own.check(!is_dsr, "externalForwarding", name, &why);
     }
 }
 

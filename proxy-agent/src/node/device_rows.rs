@@ -21,6 +21,7 @@ impl Node {
                 *row = row.without(Device::BARE);
             }
         }
+        rows.extend(self.tunnel_row());
         let written = self.rows.write_devices(&rows);
         all([written, self.write_addrs(), self.note_properties()])
     }

@@ -151,6 +151,11 @@ impl FastPathState {
         ]);
     }
 
+    /// Returns the rules that packets past the stack would miss; `None` before they are read.
+    pub(super) fn rules(&self) -> Option<&[String]> {
+        self.rules.as_deref()
+    }
+
     fn finds_no_rules(&self) -> bool {
         self.rules.as_ref().is_some_and(Vec::is_empty)
     }

@@ -133,6 +133,10 @@ impl NodeRows {
         self.of_rows & device::Node::BARE_PODS != 0
     }
 
+    pub(super) fn write_peers(&mut self, peers: &BTreeMap<String, Vec<IpAddr>>) -> Result<()> {
+        self.maps.set_peers(peers)
+    }
+
     pub(super) fn write_addrs(&mut self, addrs: &BTreeMap<IpAddr, OwnAddr>) -> Result<()> {
         self.maps.set_addrs(addrs)
     }

@@ -27,6 +27,8 @@ pub struct NodeOptions {
     /// Set to serve ClusterIPs to clients outside the cluster too, as kube-proxy does.
     pub cluster_ip_external: bool,
     pub fast_path: FastPath,
+    /// Set to hand external clients over to the nodes of their backends.
+    pub hands_over: bool,
     pub pod_routing: Option<PodRoutes>,
     /// The settings that kpx implements differently from kube-proxy, for `kpx status`.
     pub notices: Vec<String>,
@@ -63,6 +65,7 @@ impl Default for NodeOptions {
             masquerade_all: false,
             cluster_ip_external: true,
             fast_path: FastPath::default(),
+            hands_over: false,
             pod_routing: None,
             notices: Vec::new(),
         }

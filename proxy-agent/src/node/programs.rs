@@ -22,6 +22,8 @@ pub(super) struct DevicePrograms {
     /// Set if lo carries a program. In host mode lo needs one only if a backend is a socket of this
     /// host.
     pub(super) hooks_lo: bool,
+    /// Set if the tunnel devices carry programs, to take over packets of external clients.
+    pub(super) takes_over: bool,
     /// The problems in [`Health`] about devices without programs.
     failing: BTreeSet<Problem>,
 }
@@ -40,6 +42,7 @@ impl DevicePrograms {
             attachments,
             anchor,
             hooks_lo,
+            takes_over: false,
             failing: BTreeSet::new(),
         })
     }
@@ -60,7 +63,8 @@ impl DevicePrograms {
                 Role::Loopback if self.hooks_lo => Place::Lo,
                 Role::Device { .. } if link.header == LinkHeader::None => Place::Headerless,
                 Role::Device { .. } => Place::Device,
-                Role::Loopback | Role::Anchor | Role::Ignored(_) => continue,
+                Role::Tunnel if self.takes_over => Place::Tunnel,
+                Role::Loopback | Role::Anchor | Role::Tunnel | Role::Ignored(_) => continue,
             };
             carried.insert(link.index);
             if let Err(error) = self.attach_to(link, place) {

@@ -69,6 +69,10 @@ impl Node {
             .write_unchanged(&self.detection, self.fast_path.unchanged());
         // The next evaluation tries again.
         written.inspect_err(|_| self.fast_path = before.clone())?;
+        // Before the state counts as evaluated: packets that are handed over pass no rule.
+        if self.options.hands_over {
+            self.write_devices()?;
+        }
         self.switch_fast_path(before)?;
         self.leave_bypass_flows().await?;
         self.judged_rules.set(state);

@@ -22,6 +22,7 @@ pub(super) const WANTED: &[&str] = &[
     "vxlan",
     "wireguard",
     "ip6_tunnel",
+    "ipip",
     "sch_ingress",
     "cls_bpf",
     "act_bpf",

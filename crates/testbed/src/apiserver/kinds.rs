@@ -1,6 +1,7 @@
 //! The served kinds and their particulars.
 
 use k8s_openapi::Resource;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Endpoints, Event as CoreEvent, Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
@@ -44,7 +45,7 @@ pub(crate) static NAMESPACE: &Kind = &KINDS[2];
 pub(crate) static SERVICE: &Kind = &KINDS[0];
 pub(crate) static SERVICE_CIDR: &Kind = &KINDS[4];
 
-pub(crate) static KINDS: [Kind; 11] = [
+pub(crate) static KINDS: [Kind; 12] = [
     Kind {
         group: "",
         kind: "Service",
@@ -187,6 +188,18 @@ pub(crate) static KINDS: [Kind; 11] = [
         fields: &[],
         merge_keys: &[],
         decode: decode_own::<LocalRedirect>,
+    },
+    Kind {
+        group: "coordination.k8s.io",
+        kind: "Lease",
+        singular: "lease",
+        plural: "leases",
+        short: &[],
+        namespaced: true,
+        status: Status::None,
+        fields: &[],
+        merge_keys: &[],
+        decode: decode::<Lease>,
     },
 ];
 

@@ -33,6 +33,12 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default "kpx" }}
 {{- if or (.Values.kpxConfig | default dict).localRedirect (has "--local-redirect" $args) (has "--local-redirect=true" $args) }}true{{ end }}
 {{- end }}
 
+{{- /* Nodes that hand clients over find each other by Leases. */ -}}
+{{- define "kpx.handsOver" -}}
+{{- $args := join " " (.Values.extraArgs | default list) }}
+{{- if or (eq (toString (.Values.kpxConfig | default dict).externalForwarding) "dsr") (contains "--external-forwarding" $args) }}true{{ end }}
+{{- end }}
+
 {{- define "kpx.configFolder" -}}
 {{- if .Values.existingConfigMap }}/var/lib/kube-proxy{{ else }}/etc/kpx{{ end }}
 {{- end }}

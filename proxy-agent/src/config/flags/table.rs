@@ -1,7 +1,7 @@
 //! All flags. `docs/configuration.md` is generated from this table.
 
 use super::{Effect, Flag, Kind};
-use crate::config::choice::{BackendHealth, LbAlgorithm, values};
+use crate::config::choice::{BackendHealth, Forwarding, LbAlgorithm, values};
 use crate::config::ipvs;
 use crate::node::{FastPath, Masquerade};
 use crate::settings::{Mode, PodRoutes, SocketLb, Tunnel};
@@ -111,6 +111,7 @@ pub(in crate::config) const FLAGS: &[Flag] = &[
     flag("local-redirect-addresses", List, Kpx("localRedirectAddresses"), "Networks outside Services that a LocalRedirect may redirect for all pods of the node, such as 169.254.169.254/32 (cloud metadata). Needs --local-redirect. Default: none"),
     flag("kubernetes-version", Text, Kpx("kubernetesVersion"), "Version of the cluster, such as 1.38, for version-dependent defaults: from 1.40 on, proxy mode nftables, and ExternalIPs only with the feature gate AllowServiceExternalIPs"),
     flag("backend-health", Choice(values::<BackendHealth>), Kpx("backendHealth"), "Reaction to backends that do not answer this node or refuse its connections, for Services without the annotation `kpx.dev/backend-health`: none (off), Events and metrics (observe), or also eject them for new TCP connections of this node, at most half of a Service's backends, and retry an unanswered SYN on another backend (on)"),
+    flag("external-forwarding", Choice(values::<Forwarding>), Kpx("externalForwarding"), "Way of clients outside to backends on other nodes, under externalTrafficPolicy: Cluster: with this node's address (masquerade), or unchanged to the backend's node, which answers directly (dsr). The annotation `kpx.dev/external-forwarding` of a Service excludes it. Every node takes part by its own flag. See docs/external-forwarding.md"),
     flag("attach", Choice(values::<Mechanism>), Kpx("attach"), "Attachment of programs to devices. Default: TCX if the kernel supports it, else clsact"),
     flag("fast-path", Choice(values::<FastPath>), Kpx("fastPath"), "Packets that skip the node's stack: none (off); packets of connections that netfilter's rules leave unchanged, and of all open connections if the node has no such rules and conntrack tracks nothing (auto); or packets of every open connection, so that rules see only its beginning and end (on). See docs/fast-path.md"),
     flag("flow-table-size", Integer, Kpx("flowTableSize"), "Entries of each family's flow table. A flow takes two or four; a quarter of the flows may be half-open. 0: one entry per 64 KiB of memory, rounded down to a power of two, from 131,072 to 1,048,576. An existing larger table stays"),
