@@ -137,6 +137,10 @@ const NO_ROW: &[(&str, &str)] = &[
         "a device takes the tag off, which BPF_PROG_TEST_RUN cannot: see tests/lab/devices.rs",
     ),
     ("SeenBefore", "takes two devices: see tests/lab/devices.rs"),
+    (
+        "HandoverRefused",
+        "takes the metadata of a tunnel device: see tests/vm/dsr.rs",
+    ),
 ];
 
 /// The pure modules: their functions depend only on arguments.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use proxy_common::addr::{Addr4, Port, Proto};
+use proxy_common::addr::{Addr, Addr4, Port, Proto};
 use proxy_common::frontend::{Backend, FrontendKey, Service, Set, SetKey, SlotKey};
 
 use crate::builders::{ServiceBuilder, listed, service, slice};
@@ -172,7 +172,7 @@ fn hints_and_silence_do_not_change_the_set() {
         .ready("10.244.2.1")
         .on("n2")
         .edit(|slice| {
-            for (endpoint, node) in slice.endpoints.iter_mut().zip(["n1", "n2"]) {
+            for (endpoint, node) in slice.endpoints.iter_mut().flatten().zip(["n1", "n2"]) {
                 endpoint.hints = Some(
                     serde_json::from_value(serde_json::json!({ "forNodes": [{ "name": node }] }))
                         .unwrap(),
