@@ -182,7 +182,8 @@ pub fn is_forged<A: Net>(skb: Skb, link: LinkHeader) -> bool {
     let proto = if is_v4::<A>() { IPIP } else { IPV6 };
     A::header(skb, link).is_ok_and(|header| {
         header.proto.0 == proto
-            && header.part == FragmentPart::WHOLE
+            // The kernel puts fragments together behind the hook, and needs the first.
+            && header.part != FragmentPart::LATER
             && maps::own_addr(&header.dst).is_some()
             && crate::net::is_spoofed(skb, crate::net::At::Here, &header.src, &header.dst)
     })

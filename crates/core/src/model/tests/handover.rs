@@ -213,7 +213,10 @@ fn services_that_cannot_be_handed_over_are_served_as_before() {
         .port("", "SCTP", 80)
         .vip("198.51.100.1");
     let inside = service("web").cluster_ip("10.96.0.1").tcp(80);
-    let local = web().edit(|spec| spec.external_traffic_policy = Some("Local".to_owned()));
+    let local = web().edit(|spec| {
+        spec.type_ = Some("LoadBalancer".to_owned());
+        spec.external_traffic_policy = Some("Local".to_owned());
+    });
     for service in [sctp, inside, local] {
         assert!(!hands_over(&dsr("n1", objects(service))));
     }
