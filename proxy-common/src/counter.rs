@@ -71,6 +71,10 @@ pub enum Reason {
     /// them: the sender is no such node, the destination no frontend that it may hand over, or the
     /// backend is on another node.
     HandoverRefused,
+    /// From the middle of an external client's TCP connection to a Service that hands clients over,
+    /// and neither a flow here nor the table leads the packet to a node. The stack would reset the
+    /// connection.
+    NotHandedOver,
 }
 
 /// What happens to a packet that was not translated.
@@ -96,7 +100,7 @@ impl Verdict {
 }
 
 impl Reason {
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::NotIp,
         Self::Vlan,
         Self::SeenBefore,
@@ -127,6 +131,7 @@ impl Reason {
         Self::BackendLost,
         Self::SlowPathMissing,
         Self::HandoverRefused,
+        Self::NotHandedOver,
     ];
 
     /// Returns the reason at `index` of [`Self::ALL`].
@@ -166,7 +171,8 @@ impl Reason {
             | Self::Spoofed
             | Self::CutHeader
             | Self::SlowPathMissing
-            | Self::HandoverRefused => Verdict::Drop,
+            | Self::HandoverRefused
+            | Self::NotHandedOver => Verdict::Drop,
         }
     }
 
@@ -218,6 +224,7 @@ impl Reason {
             Self::BackendLost => "backend_lost",
             Self::SlowPathMissing => "slow_path_missing",
             Self::HandoverRefused => "handover_refused",
+            Self::NotHandedOver => "not_handed_over",
         }
     }
 }

@@ -148,6 +148,8 @@ assert_size!(OwnAddr = 4 + 4);
 impl OwnAddr {
     /// The address serves node ports.
     pub const NODE_PORTS: u32 = 1 << 0;
+    /// The address is one of the Node object, by which other nodes know this node.
+    pub const OF_NODE_OBJECT: u32 = 1 << 1;
 
     pub const fn new(ifindex: u32, flags: u32) -> Self {
         Self { ifindex, flags }
@@ -156,6 +158,11 @@ impl OwnAddr {
     #[inline(always)]
     pub const fn takes_node_ports(&self) -> bool {
         self.flags & Self::NODE_PORTS != 0
+    }
+
+    #[inline(always)]
+    pub const fn is_of_node_object(&self) -> bool {
+        self.flags & Self::OF_NODE_OBJECT != 0
     }
 }
 

@@ -34,12 +34,17 @@ fn to_node<A: Net>(skb: Skb, memory: Memory) -> Result<Option<Action>, Reason> {
         return Ok(None);
     };
     let tunnel = maps::tunnel(is_v4::<A>());
-    if decision.set != Set::DIRECT
-        || !decision.backend.is_tunnelled()
-        || tunnel == 0
-        || !skb.is_ours()
-    {
+    if decision.set != Set::DIRECT || tunnel == 0 || !skb.is_ours() {
         return Ok(None);
+    }
+    if !decision.backend.is_tunnelled()
+        || decision.kind == FrontendKind::NODE_PORT && !is_of_node_object(&scratch.packet.dst.addr)
+    {
+        return if scratch.packet.opens_again() {
+            Ok(None)
+        } else {
+            Err(Reason::NotHandedOver)
+        };
     }
     let index = select::direct_slot(&scratch.packet.src, &scratch.service, decision);
     let slot = SlotKey::new(decision.service, Set::NODES, index as u16);
@@ -55,6 +60,13 @@ fn to_node<A: Net>(skb: Skb, memory: Memory) -> Result<Option<Action>, Reason> {
     skb.set_tunnel(node.words(), is_v4::<A>(), keeps_whole)?;
     maps::count(Event::HandedOver);
     Ok(Some(skb.redirect(tunnel, 0)))
+}
+
+/// Returns true if the backend's node knows the address as this node's. A node port at another
+/// address of this node looks there like an address of any machine.
+#[inline(always)]
+fn is_of_node_object<A: Net>(addr: &A) -> bool {
+    maps::own_addr(addr).is_some_and(|own| own.is_of_node_object())
 }
 
 /// Returns true if no router may fragment the packet: with IPv4's DF. The kernel then answers a

@@ -366,7 +366,10 @@ fn prepare(bench: &mut Bench, names: &Names, netns: &NetNs) -> Result<()> {
         netns.sysctl(&format!("ipv6/conf/{device}/forwarding"), "1")?;
     }
     let own = BTreeMap::from([
-        (node_ip, OwnAddr::new(1, OwnAddr::NODE_PORTS)),
+        (
+            node_ip,
+            OwnAddr::new(1, OwnAddr::NODE_PORTS | OwnAddr::OF_NODE_OBJECT),
+        ),
         (
             names.addr("localhost")?,
             OwnAddr::new(1, OwnAddr::NODE_PORTS),

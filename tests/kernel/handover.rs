@@ -1,12 +1,13 @@
 //! `--external-forwarding dsr`: the entry step. The other end needs tunnel devices, which virtual
 //! machines have: `tests/vm/dsr.rs`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
-use proxy_common::device::Device;
+use proxy_common::device::{Device, OwnAddr};
 use proxy_common::frontend::{
     Backend, Frontend, FrontendKey, FrontendKind, MAGLEV_PLACES, Maglev, Service, Set, SetKey,
     SlotKey,
@@ -33,6 +34,19 @@ fn clients_are_masqueraded_where_nothing_may_be_handed_over() -> Result<()> {
     for mut fixture in fixtures()? {
         set_tunnels(&fixture, 0)?;
         fixture.rows("handover::clients_are_masqueraded_where_nothing_may_be_handed_over/off")?;
+    }
+    Ok(())
+}
+
+/// The backend's node knows only the addresses of the Node object.
+#[test]
+fn node_ports_at_other_addresses_are_masqueraded() -> Result<()> {
+    for mut fixture in fixtures()? {
+        set_tunnels(&fixture, 77)?;
+        let node = fixture.names.addr("node")?;
+        let own = BTreeMap::from([(node, OwnAddr::new(1, OwnAddr::NODE_PORTS))]);
+        fixture.bench.datapath.node.set_addrs(&own)?;
+        fixture.rows("handover::node_ports_at_other_addresses_are_masqueraded/other")?;
     }
     Ok(())
 }

@@ -376,6 +376,9 @@ pub fn explain(reason: Reason) -> &'static str {
         Reason::HandoverRefused => {
             "it came through the tunnel of nodes that hand clients over, and this node takes no such packet: the sender is no such node, the destination no frontend of the mode, or the backend is elsewhere"
         }
+        Reason::NotHandedOver => {
+            "it belongs to a connection of a client outside that another node served, and the table of backends has changed: no flow here and no place of the table leads it to a node"
+        }
     }
 }
 
@@ -454,8 +457,10 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
         ],
         Reason::HandoverRefused => &[
             "A few while endpoints change are harmless: two nodes had different tables.",
-            "kpx status shows the digest of the table, which all nodes share.",
             "If the count grows steadily, capture the senders: tcpdump -ni any 'ip proto 4 or ip6 proto 41'.",
+        ],
+        Reason::NotHandedOver => &[
+            "The connection has ended: its backend is gone, or the client's place in the table belongs to another backend now.",
         ],
         Reason::NotIp
         | Reason::Vlan
