@@ -49,7 +49,7 @@ use crate::pod_sockets::SelectedPods;
 use crate::run::OutsideStates;
 use proxy_core::desired::{Desired, Sync};
 use proxy_core::input::Input;
-use proxy_core::model::{AbleNodes, Skipped};
+use proxy_core::model::Skipped;
 use proxy_datapath::{Counters, FlowMaps, KernelTables, Loaded, PersistenceKind, VoteReader};
 use proxy_metrics::Phase;
 use proxy_net::LinkEvent;
@@ -73,8 +73,8 @@ pub struct Inbox {
     /// Signals a change of netfilter's rules. Never signals if there is no fast path.
     pub rules: mpsc::Receiver<()>,
     pub queries: mpsc::Receiver<Query>,
-    /// The other nodes that hand packets over, and whether this node takes packets over. Without the
-    /// mode, no source is at the other end.
+    /// The other nodes, and what this node offers to them. Without `--external-forwarding dsr`, no
+    /// source is at the other end.
     pub peers: PeerList,
     pub source_health: Health,
 }
@@ -207,7 +207,7 @@ impl Agent {
                 Some(()) = inbox.routes.recv(), if self.node.is_here() => self.on_routes(),
                 Ok(()) = inbox.peers.peers.changed(), if self.node.is_here() => {
                     let peers = inbox.peers.peers.borrow_and_update().clone();
-                    self.on_peers(peers).await?;
+                    self.take_peers(peers);
                 }
                 Some(()) = inbox.rules.recv(), if self.node.is_here() => {
                     self.node.judge(self.reports.liveness.work());
@@ -248,40 +248,33 @@ impl Agent {
         maps.into_iter().chain(node.filter(|_| is_here)).min()
     }
 
-    /// Accepts the packets of these nodes, and hands packets over to them.
-    async fn on_peers(&mut self, peers: Peers) -> Result<()> {
-        if let Some(node) = self.node.here_mut() {
-            let accepted = node.set_peers(peers);
-            self.record(&Problem::Maps, accepted);
+    /// Sends the node away to accept the packets of other nodes.
+    fn take_peers(&mut self, peers: Option<Peers>) {
+        if let Some(peers) = peers {
+            let work = self.reports.liveness.work();
+            self.node.take_peers(peers, work);
         }
-        self.update_able_nodes();
-        if self.desired.is_dirty() && self.passes.schedule.request() {
-            return self.sync().await;
-        }
-        Ok(())
     }
 
-    /// Publishes whether this node takes packets over. Without that, it hands none over either.
+    /// Publishes whether this node takes packets over, and updates the nodes that it hands packets
+    /// over to.
     fn publish_handover(&mut self, peers: &PeerList) {
         let Some(node) = self.node.here() else {
             return;
         };
-        let takes_over = node.takes_over();
-        let before = peers.is_able.send_replace(takes_over);
-        if before != takes_over {
-            self.update_able_nodes();
+        node.report_handover(&self.reports.health);
+        if !node.knows_handover() {
+            return;
+        }
+        let offer = node.offer();
+        peers.offer.send_if_modified(|known| {
+            let is_change = *known != offer;
+            *known = offer;
+            is_change
+        });
+        if self.desired.set_able_nodes(node.able_nodes()) {
             self.passes.schedule.ask_again();
         }
-    }
-
-    fn update_able_nodes(&mut self) {
-        let Some(node) = self.node.here() else {
-            return;
-        };
-        self.desired.set_able_nodes(match node.takes_over() {
-            true => AbleNodes::new(node.tunnel_addresses().collect()),
-            false => AbleNodes::NONE,
-        });
     }
 
     /// Sends the node away to process device events.
@@ -330,7 +323,7 @@ impl Agent {
 
     /// Removes the programs from this host. [`Self::hand_over`] keeps them.
     pub async fn detach(self) -> Result<()> {
-        self.node.into_node().await.map(Node::detach)
+        self.node.into_node().await?.detach().await
     }
 
     /// Makes the maps and the node match the desired state. An error means that the agent must

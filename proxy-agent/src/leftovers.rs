@@ -10,7 +10,7 @@ use crate::node::Node;
 use proxy_datapath as datapath;
 use proxy_net::changes::{Changes, Undo, Wanted};
 use proxy_net::filter::{self, Filter};
-use proxy_net::{Handle, anchor, pod_route, rule};
+use proxy_net::{Handle, anchor, pod_route, rule, tunnel};
 
 /// Removes all leftovers, and calls `done` for each. A failure does not stop the rest. Sysctls that
 /// other programs have `wanted` stay.
@@ -35,6 +35,7 @@ pub async fn remove(
 async fn remove_routes(handle: &Handle, removed: &mut dyn FnMut(String)) -> Result<()> {
     let rules = rule::count(handle).await?;
     let anchor = anchor::exists(handle).await?;
+    let tunnels = tunnel::exists(handle).await?;
     let pod_routes = pod_route::count(handle).await?;
     Node::clean(handle).await?;
     if rules > 0 {
@@ -42,6 +43,12 @@ async fn remove_routes(handle: &Handle, removed: &mut dyn FnMut(String)) -> Resu
     }
     if pod_routes > 0 {
         removed(format!("{pod_routes} routes to pods"));
+    }
+    if tunnels {
+        removed(format!(
+            "the tunnel devices {}",
+            tunnel::NAMES.join(" and ")
+        ));
     }
     if anchor {
         removed(format!(

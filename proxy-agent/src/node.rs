@@ -107,6 +107,15 @@ impl Node {
                 .context("remove the routes to pods of another mode")?;
         }
         let rows = NodeRows::new(maps)?;
+        let handover = if options.hands_over {
+            Handover::new(rows.inherited_handover()?)
+        } else {
+            // Without their program, the devices of an earlier agent would take anyone's packets.
+            proxy_net::tunnel::remove(&handle)
+                .await
+                .context("remove the tunnel devices of another mode")?;
+            Handover::default()
+        };
         let mut node = Self {
             // In host mode the host has no pods to detect, and no Node object with their networks.
             detection: if is_node {
@@ -134,15 +143,18 @@ impl Node {
             repairs: Repairs::default(),
             relapses: Relapses::default(),
             refusals: Vec::new(),
-            handover: Handover::default(),
+            handover,
         };
         node.write_node()?;
         Ok(node)
     }
 
     /// Detaches the programs from all devices. Without this call they stay.
-    pub fn detach(self) {
+    pub async fn detach(self) -> Result<()> {
+        // A tunnel device without its program takes anyone's packets.
+        let removed = proxy_net::tunnel::remove(&self.handle).await;
         self.programs.attachments.detach_all();
+        removed.context("remove the tunnel devices")
     }
 
     /// Removes rules, routes and anchor, including those of earlier runs.
@@ -263,20 +275,23 @@ impl Node {
         if listed {
             self.devices.ask_for_routes(&self.handle).await;
         }
-        if listed {
-            self.fit_tunnels(health).await;
-        }
+        let tunnelled = if listed || self.misfits_tunnels() {
+            self.fit_tunnels().await
+        } else {
+            Ok(())
+        };
         let judged_again = self.judge_for_devices(&judged_names).await;
         // A device enters the programs' map before it gets programs. A failed part must not stop
         // the other parts.
         let written = self.write_devices();
         self.programs.attach(&self.devices, health);
+        let settled = self.settle_tunnels().await;
         let judged = if listed {
             self.judge_fast_path().await
         } else {
             Ok(())
         };
-        self.report_handover(health);
+        let inherited = self.end_inheritance();
         let read = if listed {
             self.ranges.read(&self.handle, health).await
         } else {
@@ -301,6 +316,7 @@ impl Node {
         } else {
             Ok(BTreeSet::new())
         };
+        let settled_again = self.settle_tunnels().await;
         let updated = self.update_addresses().await;
         let is_new_anchor = *anchor_state.as_ref().unwrap_or(&false);
         let routed = self
@@ -320,11 +336,15 @@ impl Node {
         let verified = verified.map(drop);
         all([
             judged_again,
+            tunnelled,
             written,
+            settled,
             judged,
+            inherited,
             read,
             anchor_state.map(drop),
             verified,
+            settled_again,
             kept,
             updated,
             routed.map(drop),
@@ -353,6 +373,10 @@ impl Node {
         // While devices are unknown, no node counts as a neighbour and this node has no address:
         // routes to pods would be removed and made again.
         if (self.is_host_mode() || self.rows.is_inherited()) && !self.knows_devices() {
+            return Ok(false);
+        }
+        // The first pass would remove the tables of handed-over clients.
+        if !self.knows_handover() {
             return Ok(false);
         }
         self.detection.learn(&desired.pod_cidrs())?;

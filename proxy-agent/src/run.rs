@@ -47,12 +47,12 @@ use proxy_datapath::{
 };
 use proxy_metrics::Metrics;
 use proxy_net::changes::{Changes, Undo};
-use proxy_net::{self as net, WatchedNets};
+use proxy_net::{self as net, WatchedNets, tunnel};
 use proxy_source::Source;
 use proxy_source::events::{self, Events};
 use proxy_source::health::Health;
 use proxy_source::journal::Journal;
-use proxy_source::peers;
+use proxy_source::peers::{self, PeerSource, Peering};
 
 pub use outside::OutsideStates;
 pub use prepare::{Prepared, prepare};
@@ -210,7 +210,7 @@ async fn work(
     let (route_sender, routes) = mpsc::channel(1);
     let (rule_sender, rules) = mpsc::channel(1);
     let (peer_list, peer_source) = peers::peers();
-    let peer_source = settings.node.hands_over.then_some(peer_source);
+    let peering = peering(settings.node.hands_over, peer_source, &host.netlink).await?;
     let mut inbox = Inbox {
         inputs,
         links,
@@ -292,7 +292,7 @@ async fn work(
         source_health,
         event_queue,
         questions,
-        peer_source,
+        peering,
     )]);
     let source = async {
         let ended = sources.join_next().await;
@@ -330,6 +330,17 @@ async fn work(
     };
     let left = leave(agent, &host.cleans_up).await;
     end.and(left)
+}
+
+/// Returns the source's part in the hand-over of clients.
+async fn peering(hands_over: bool, link: PeerSource, handle: &Handle) -> Result<Peering> {
+    Ok(if hands_over {
+        Peering::On(link)
+    } else if tunnel::exists(handle).await? {
+        Peering::Withdraw
+    } else {
+        Peering::Off
+    })
 }
 
 /// Waits for a task that must not end, and returns the error.

@@ -4,6 +4,7 @@
 //! This module does not validate. Texts stay texts until the model reads them.
 
 mod flat;
+mod handover;
 mod labels;
 mod local_pod;
 mod local_redirect;
@@ -13,6 +14,7 @@ mod shared;
 mod slice;
 
 pub use flat::Flat;
+pub use handover::{ACCEPTS, ADDRESSES, HandoverLease, PeerNode, SINCE};
 pub use labels::Labels;
 pub(crate) use local_pod::SOCKET_LB;
 pub use local_pod::{ContainerPort, LocalPod};
@@ -46,6 +48,9 @@ pub trait Compact: Sized {
     /// The fields that kpx reads. A source drops all other fields, and nulls, before it decodes the
     /// object.
     const NEEDED: Needed;
+
+    /// The name of the watch in problems and metrics, if it is not the object's kind.
+    const WATCH: Option<&'static str> = None;
 
     fn compact(object: Self::Object) -> Self;
 

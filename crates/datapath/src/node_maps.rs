@@ -67,6 +67,23 @@ impl NodeMaps {
         replace(&mut self.devices, want, names::DEVICES)
     }
 
+    /// Returns the row with the tunnel devices; `None` if packets are not handed over.
+    pub fn tunnels(&self) -> Result<Option<Device>> {
+        match self.devices.get(&Device::TUNNELS, 0) {
+            Err(MapError::KeyNotFound) => Ok(None),
+            row => row
+                .map(Some)
+                .with_context(|| format!("read {}", names::DEVICES)),
+        }
+    }
+
+    /// Returns the node's own addresses that are addresses of its Node object.
+    pub fn addrs_of_node_object(&self) -> Result<BTreeSet<IpAddr>> {
+        let mut found = self.v4.addrs_of_node_object()?;
+        found.append(&mut self.v6.addrs_of_node_object()?);
+        Ok(found)
+    }
+
     /// Makes the kernel's table of the nodes that hand over packets equal to `nodes`: the addresses of
     /// each, by name.
     pub fn set_peers(&mut self, nodes: &BTreeMap<String, Vec<IpAddr>>) -> Result<()> {
@@ -150,6 +167,17 @@ impl<A: FamilyNames> Family<A> {
             pods: take(ebpf, A::MAPS.pods)?,
             service_cidrs: take(ebpf, A::MAPS.service_cidrs)?,
         })
+    }
+
+    fn addrs_of_node_object(&self) -> Result<BTreeSet<IpAddr>> {
+        let mut found = BTreeSet::new();
+        for row in self.addrs.iter() {
+            let (addr, own) = row.with_context(|| format!("read {}", A::MAPS.addrs))?;
+            if own.is_of_node_object() {
+                found.insert(addr.ip());
+            }
+        }
+        Ok(found)
     }
 }
 

@@ -159,6 +159,46 @@ async fn route_class(handle: &Handle, addr: IpAddr, anchor: u32) -> anyhow::Resu
     }
 }
 
+/// Returns the source address that the kernel's tunnels use for packets to an address. `None` if there
+/// is no route, or if the address cannot be told: IPv6 tunnels ignore the source that a route names.
+pub async fn tunnel_source(handle: &Handle, addr: IpAddr) -> anyhow::Result<Option<IpAddr>> {
+    if addr.is_ipv6() {
+        let matching = look_up(handle, question(addr)).await?;
+        if matching.is_none_or(|route| source(&route).is_some()) {
+            return Ok(None);
+        }
+    }
+    let mut looked_up = question(addr);
+    looked_up.header.flags = RouteFlags::empty();
+    let route = look_up(handle, looked_up).await?;
+    Ok(route
+        .filter(|route| route.header.kind == RouteType::Unicast)
+        .and_then(|route| source(&route)))
+}
+
+fn source(route: &RouteMessage) -> Option<IpAddr> {
+    route
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RouteAttribute::PrefSource(addr) => ip(addr),
+            _ => None,
+        })
+}
+
+/// Returns the kernel's answer; `None` if there is no route.
+async fn look_up(handle: &Handle, question: RouteMessage) -> anyhow::Result<Option<RouteMessage>> {
+    let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetRoute(question));
+    message.header.flags = NLM_F_REQUEST;
+    let mut answers = handle.clone().request(message)?;
+    let answer = answers.next().await.context("the netlink socket closed")?;
+    match answer.payload {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) => Ok(Some(route)),
+        NetlinkPayload::Error(_) => Ok(None),
+        other => bail!("unexpected answer {other:?}"),
+    }
+}
+
 fn question(addr: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(addr);

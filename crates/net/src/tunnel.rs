@@ -33,8 +33,8 @@ pub fn obstacle<'a>(mut links: impl Iterator<Item = &'a Link>) -> Option<String>
     ))
 }
 
-/// Creates the devices, or brings them up. Returns the interface indexes for IPv4 and IPv6; 0 for
-/// IPv6 on a host without it.
+/// Creates the devices, or corrects them. New devices are down: see [`set_up`]. Returns the interface
+/// indexes for IPv4 and IPv6; 0 for IPv6 on a host without it.
 pub async fn ensure(handle: &Handle) -> anyhow::Result<[u32; 2]> {
     let v4 = device(handle, NAMES[0], InfoKind::IpIp).await?;
     let v6 = if sysctl::has_ipv6() {
@@ -45,12 +45,35 @@ pub async fn ensure(handle: &Handle) -> anyhow::Result<[u32; 2]> {
     Ok([v4, v6])
 }
 
-/// Deletes the devices.
+/// Brings a device up, or down. A device takes every sender's packets while it is up, so it is up only
+/// while it carries the program that checks them.
+pub async fn set_up(handle: &Handle, index: u32, is_up: bool) -> anyhow::Result<()> {
+    let link = LinkUnspec::new_with_index(index);
+    let link = if is_up { link.up() } else { link.down() };
+    let set = handle.link().set(link.build()).execute().await;
+    set.with_context(|| {
+        let word = if is_up { "up" } else { "down" };
+        format!("bring the tunnel device {index} {word}")
+    })
+}
+
+/// Returns true if one of the devices exists.
+pub async fn exists(handle: &Handle) -> anyhow::Result<bool> {
+    for name in NAMES {
+        if matches!(find(handle, name).await?, Some((_, true))) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Deletes the devices. Devices of another kind with the same names stay.
 pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
     for name in NAMES {
-        if let Some(link) = find(handle, name).await? {
+        if let Some((link, true)) = find(handle, name).await? {
             let deleted = handle.link().del(link.index).execute().await;
             deleted.with_context(|| format!("delete {name}"))?;
+            info!(device = name, "tunnel device deleted");
         }
     }
     Ok(())
@@ -58,19 +81,32 @@ pub async fn remove(handle: &Handle) -> anyhow::Result<()> {
 
 async fn device(handle: &Handle, name: &str, kind: InfoKind) -> anyhow::Result<u32> {
     let link = match find(handle, name).await? {
-        Some(link) => link,
+        Some((link, true)) => link,
+        Some(_) => bail!("device {name} is not kpx's tunnel: rename or delete it"),
         None => {
             create(handle, name, kind).await?;
             let link = find(handle, name).await?;
             link.with_context(|| format!("{name} vanished as soon as it was created"))?
+                .0
         }
     };
-    if link.mtu != MTU || !link.up {
+    if link.mtu != MTU {
         configure(handle, link.index)
             .await
             .with_context(|| format!("configure {name}"))?;
     }
+    refuse(name)?;
     Ok(link.index)
+}
+
+/// Makes the stack refuse the device's packets, if the program is gone: the device has no address, and
+/// no route leads to it.
+fn refuse(name: &str) -> anyhow::Result<()> {
+    sysctl::set(&format!("ipv4/conf/{name}/rp_filter"), "1")?;
+    if sysctl::has_ipv6() {
+        sysctl::set(&format!("ipv6/conf/{name}/disable_ipv6"), "1")?;
+    }
+    Ok(())
 }
 
 async fn create(handle: &Handle, name: &str, kind: InfoKind) -> anyhow::Result<()> {
@@ -95,14 +131,11 @@ async fn configure(handle: &Handle, index: u32) -> anyhow::Result<()> {
             vec![mode],
         )]));
     }
-    handle.link().set(link.build()).execute().await?;
-    // In one request, the kernel would bring the device up before it reads the address mode.
-    let up = LinkUnspec::new_with_index(index).up().build();
-    Ok(handle.link().set(up).execute().await?)
+    Ok(handle.link().set(link.build()).execute().await?)
 }
 
-/// Returns the device, or an error if another kind of device has its name.
-async fn find(handle: &Handle, name: &str) -> anyhow::Result<Option<Link>> {
+/// Returns the device with this name, and whether it is a tunnel like kpx's.
+async fn find(handle: &Handle, name: &str) -> anyhow::Result<Option<(Link, bool)>> {
     let which = LinkUnspec::new_with_name(name).build();
     let message = link::get(handle, which)
         .await
@@ -115,8 +148,5 @@ async fn find(handle: &Handle, name: &str) -> anyhow::Result<Option<Link>> {
             matches!(info, LinkInfo::Data(InfoData::IpTunnel(data)) if data.contains(&InfoIpTunnel::CollectMetadata))
         }))
     });
-    if !collects {
-        bail!("device {name} is not kpx's tunnel: rename or delete it");
-    }
-    Ok(Link::from_message(&message))
+    Ok(Link::from_message(&message).map(|link| (link, collects)))
 }

@@ -21,7 +21,7 @@ use self::watch::{Watch, WatchExit};
 use crate::events;
 use crate::health::{Health, Problem};
 use crate::nodes::NodeQuestions;
-use crate::peers::PeerSource;
+use crate::peers::Peering;
 use proxy_core::compact::{EndpointSlice, LocalPod, LocalRedirect, Service};
 use proxy_core::input::Input;
 
@@ -128,11 +128,16 @@ pub(super) async fn run(
     health: &Health,
     events: events::Queue,
     mut questions: NodeQuestions,
-    peers: Option<PeerSource>,
+    peers: Peering,
 ) -> anyhow::Result<()> {
     let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
     let mut watches = Watches::new(node_name, options);
-    let mut handover = peers.map(|peers| Handover::new(node_name.unwrap_or_default(), peers));
+    let own_name = node_name.unwrap_or_default();
+    let mut withdraws = matches!(peers, Peering::Withdraw);
+    let mut handover = match peers {
+        Peering::On(link) => Some(Handover::new(own_name, link)),
+        Peering::Off | Peering::Withdraw => None,
+    };
     let outage = Outage::new();
     // At the start, an unreadable file is the operator's mistake.
     let mut files = options.files();
@@ -147,13 +152,21 @@ pub(super) async fn run(
         addrs.send_new(inputs).await;
         let handed_over = async {
             match &mut handover {
-                Some(handover) => handover.run(&clients.limited, health).await,
+                Some(handover) => handover.run(&clients, health, &outage).await,
+                None if withdraws => {
+                    handover::withdraw(&clients.limited, own_name).await;
+                    withdraws = false;
+                    pending().await
+                }
                 None => pending().await,
             }
         };
         tokio::select! {
             () = inputs.closed() => return Ok(()),
-            never = handed_over => never,
+            ended = handed_over => match ended {
+                WatchExit::ReceiverGone => return Ok(()),
+                WatchExit::Unauthorized => info!("credentials are refused, reading them again"),
+            },
             never = addrs.watch(inputs) => never,
             ended = watches.run(&clients, inputs, health, &outage) => match ended {
                 WatchExit::ReceiverGone => return Ok(()),

@@ -1,42 +1,73 @@
-//! The nodes that hand over packets of external clients: what this node publishes about itself, and
-//! what others do. See "Handing clients over" in proxy-agent's README.
+//! The nodes that hand clients over to each other: what this node offers, and what the others do. See
+//! "Handing clients over" in proxy-agent's README.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use tokio::sync::watch;
 
-/// The other nodes that take over packets, by name, with the addresses of their Node objects:
-/// internal addresses first.
-pub type Peers = BTreeMap<String, Vec<IpAddr>>;
+/// The cluster's nodes, for the hand-over of clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peers {
+    /// The addresses of this node's Node object.
+    pub own: Vec<IpAddr>,
+    /// The other nodes by name, with the addresses of their Node objects: internal addresses first.
+    pub nodes: BTreeMap<String, Vec<IpAddr>>,
+    /// The version of `nodes`: see [`Offer::Accepts`].
+    pub version: u64,
+    /// The other nodes that accept packets from this node.
+    pub accepting: BTreeSet<String>,
+}
+
+/// What this node offers to the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offer {
+    /// The agent has not read its devices and peers yet: an earlier offer stays.
+    #[default]
+    Unknown,
+    /// This node takes no clients over.
+    Nothing,
+    /// The programs take packets over from all nodes of this version of [`Peers::nodes`].
+    Accepts(u64),
+}
 
 /// The agent's half.
 #[derive(Debug)]
 pub struct PeerList {
-    /// Set while this node takes over packets.
-    pub is_able: watch::Sender<bool>,
-    pub peers: watch::Receiver<Peers>,
+    pub offer: watch::Sender<Offer>,
+    /// `None` until the nodes and their offers are read.
+    pub peers: watch::Receiver<Option<Peers>>,
 }
 
 /// The source's half.
 #[derive(Debug)]
 pub struct PeerSource {
-    pub(crate) is_able: watch::Receiver<bool>,
-    pub(crate) peers: watch::Sender<Peers>,
+    pub(crate) offer: watch::Receiver<Offer>,
+    pub(crate) peers: watch::Sender<Option<Peers>>,
+}
+
+/// The source's part in the hand-over.
+#[derive(Debug)]
+pub enum Peering {
+    /// The mode is off.
+    Off,
+    /// The mode is off, and was on before: the source withdraws the offer of an earlier agent.
+    Withdraw,
+    On(PeerSource),
 }
 
 /// Creates both halves.
 pub fn peers() -> (PeerList, PeerSource) {
-    let (able, is_able) = watch::channel(false);
-    let (sender, peers) = watch::channel(Peers::new());
+    let (offer_sender, offer) = watch::channel(Offer::Unknown);
+    let (peer_sender, peers) = watch::channel(None);
     (
         PeerList {
-            is_able: able,
+            offer: offer_sender,
             peers,
         },
         PeerSource {
-            is_able,
-            peers: sender,
+            offer,
+            peers: peer_sender,
         },
     )
 }

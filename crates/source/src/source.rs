@@ -6,7 +6,7 @@ use tokio::sync::mpsc::Sender;
 
 use crate::health::Health;
 use crate::nodes::NodeQuestions;
-use crate::peers::PeerSource;
+use crate::peers::Peering;
 use crate::{events, kubernetes, manifests};
 use proxy_core::input::Input;
 
@@ -57,7 +57,7 @@ impl Source {
         health: Health,
         events: events::Queue,
         questions: NodeQuestions,
-        peers: Option<PeerSource>,
+        peers: Peering,
     ) -> anyhow::Result<()> {
         match self {
             Self::Kubernetes(options) => {

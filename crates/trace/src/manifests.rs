@@ -30,6 +30,7 @@ use proxy_source::Source;
 use proxy_source::events::Queue;
 use proxy_source::health::Health;
 use proxy_source::nodes::NodeQuestions;
+use proxy_source::peers::Peering;
 use proxy_view::{Names, frontend_names, views};
 
 /// The objects of a folder, and the node derived from them.
@@ -64,7 +65,7 @@ impl<R: NodeRules> Folder<R> {
         };
         tokio::select! {
             taken = take => taken,
-            ended = source.run(Some(node_name.to_owned()), sender, health.clone(), Queue::none(), NodeQuestions::none(), None) => ended.and_then(|()| bail!("the folder has ended")),
+            ended = source.run(Some(node_name.to_owned()), sender, health.clone(), Queue::none(), NodeQuestions::none(), Peering::Off) => ended.and_then(|()| bail!("the folder has ended")),
         }?;
         // Manifests have no routes.
         let shared = SharedNetworks::of(ranges(&rules, &desired), &desired.pod_cidrs(), &[]);

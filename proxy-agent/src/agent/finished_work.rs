@@ -33,7 +33,7 @@ impl Agent {
                 }
                 self.on_facts().await
             }
-            Errand::Judgement => {
+            Errand::Judgement | Errand::Peers => {
                 // The next full list of devices clears the problem.
                 if result.is_err() {
                     self.record(&Problem::Devices, result);

@@ -16,6 +16,7 @@ use anyhow::{Context, Result};
 use proxy_datapath::PersistenceKind;
 use proxy_net::LinkEvent;
 use proxy_source::health::Health;
+use proxy_source::peers::Peers;
 use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::Instant;
@@ -52,6 +53,8 @@ pub(super) enum Errand {
     Routes,
     /// Evaluate netfilter's rules: which packets may bypass the network stack.
     Judgement,
+    /// Accept the packets that other nodes hand over.
+    Peers,
 }
 
 /// The node's facts that the loop needs while the node is away.
@@ -108,6 +111,12 @@ impl NodePart {
     pub(super) fn repair_routes(&mut self, health: Health, work: Work) {
         self.send(Errand::Routes, work, async move |node| {
             node.repair_routes(&health).await
+        });
+    }
+
+    pub(super) fn take_peers(&mut self, peers: Peers, work: Work) {
+        self.send(Errand::Peers, work, async move |node| {
+            node.take_peers(peers).await
         });
     }
 

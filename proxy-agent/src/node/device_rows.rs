@@ -40,11 +40,14 @@ impl Node {
         let links = self.devices.links().values();
         let own = links.flat_map(|link| link.addrs.iter().map(|net| (link.index, net.addr())));
         let addrs = own.map(|(ifindex, addr)| {
-            let serves = self.options.node_ports.accepts(addr, &primary);
-            (
-                addr,
-                OwnAddr::new(ifindex, if serves { OwnAddr::NODE_PORTS } else { 0 }),
-            )
+            let mut flags = 0;
+            if self.options.node_ports.accepts(addr, &primary) {
+                flags |= OwnAddr::NODE_PORTS;
+            }
+            if self.handover.is_own(addr) {
+                flags |= OwnAddr::OF_NODE_OBJECT;
+            }
+            (addr, OwnAddr::new(ifindex, flags))
         });
         let localhosts = self.options.localhosts();
         let localhosts = localhosts

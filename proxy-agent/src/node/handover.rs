@@ -1,16 +1,18 @@
 //! The tunnel devices of this node and their preconditions, for `--external-forwarding dsr`: see
 //! "Handing clients over" in the README.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use anyhow::Result;
+use anyhow::{Result, bail, ensure};
 use proxy_common::device::Device;
-use proxy_net::{link, tunnel};
+use proxy_core::model::AbleNodes;
+use proxy_net::{fib, link, tunnel};
 use proxy_source::health::{Health, Problem};
-use proxy_source::peers::Peers;
+use proxy_source::peers::{Offer, Peers};
 use tracing::info;
 
-use super::Node;
+use super::{Node, all};
 
 /// The state of the hand-over.
 #[derive(Debug, Default)]
@@ -19,57 +21,145 @@ pub(super) struct Handover {
     devices: Option<[u32; 2]>,
     /// The reason why this node neither hands packets over nor takes packets over.
     obstacle: Option<String>,
-    peers: Peers,
+    /// What an earlier agent has left to the programs, until devices and rules are read.
+    inherited: Option<Inherited>,
+    /// Set once devices and rules are read.
+    is_read: bool,
+    /// `None` until the nodes are read.
+    peers: Option<Peers>,
+    /// The tunnel addresses of the nodes that packets are handed over to.
+    targets: BTreeMap<String, Vec<IpAddr>>,
+    /// A node that accepts packets, and gets none because they would have another source.
+    misrouted: Option<String>,
+}
+
+/// The rows of an earlier agent.
+#[derive(Debug, Default)]
+pub(super) struct Inherited {
+    pub(super) tunnels: Option<Device>,
+    /// The addresses of the Node object.
+    pub(super) own: BTreeSet<IpAddr>,
+}
+
+impl Handover {
+    pub(super) fn new(inherited: Inherited) -> Self {
+        Self {
+            inherited: Some(inherited),
+            ..Self::default()
+        }
+    }
+
+    /// Returns true for an address of this node's Node object.
+    pub(super) fn is_own(&self, addr: IpAddr) -> bool {
+        match (&self.peers, &self.inherited) {
+            (Some(peers), _) => peers.own.contains(&addr),
+            (None, Some(inherited)) => inherited.own.contains(&addr),
+            (None, None) => false,
+        }
+    }
 }
 
 impl Node {
-    /// Makes or restores the tunnel devices. Call this with a complete list of devices.
-    pub(super) async fn fit_tunnels(&mut self, health: &Health) {
+    /// Makes or restores the tunnel devices if the host permits them, else removes them. Call this
+    /// with a complete list of devices.
+    pub(super) async fn fit_tunnels(&mut self) -> Result<()> {
         if !self.options.hands_over {
-            return;
+            return Ok(());
         }
         let before = self.handover.devices;
-        match self.tunnels().await {
-            Ok(devices) => {
-                self.handover.devices = Some(devices);
-                self.handover.obstacle = None;
-            }
-            Err(error) => {
-                self.handover.devices = None;
-                self.handover.obstacle = Some(format!("{error:#}"));
-            }
-        }
+        let made = self.make_tunnels().await;
+        (self.handover.devices, self.handover.obstacle) = match made {
+            Ok(devices) => (Some(devices), None),
+            Err(error) => (None, Some(format!("{error:#}"))),
+        };
         self.programs.takes_over = self.handover.devices.is_some();
         if before != self.handover.devices {
             info!(devices = ?self.handover.devices, "external forwarding");
         }
-        self.report_handover(health);
+        if self.handover.obstacle.is_some() {
+            tunnel::remove(&self.handle).await?;
+        }
+        self.find_targets().await
     }
 
-    async fn tunnels(&self) -> Result<[u32; 2]> {
-        anyhow::ensure!(
+    async fn make_tunnels(&self) -> Result<[u32; 2]> {
+        ensure!(
             link::tunnels_hide_outer_headers(),
             "the kernel is older than Linux 5.14, where programs see the outer headers of tunnels"
         );
-        if let Some(obstacle) = tunnel::obstacle(self.devices.links().values()) {
-            anyhow::bail!("{obstacle}");
+        if let Some(obstacle) = self.tunnel_obstacle() {
+            bail!("{obstacle}");
         }
         tunnel::ensure(&self.handle).await
     }
 
+    /// Returns the use of tunnels by another program, which kpx's would disturb.
+    fn tunnel_obstacle(&self) -> Option<String> {
+        tunnel::obstacle(self.devices.links().values())
+    }
+
+    /// Returns true if the tunnel devices must be made or removed before the next full list.
+    pub(super) fn misfits_tunnels(&self) -> bool {
+        self.options.hands_over
+            && self.handover.devices.is_some()
+            && self.tunnel_obstacle().is_some()
+    }
+
+    /// Brings the tunnel devices with a program up, and those without down. Call this after programs
+    /// were attached.
+    pub(super) async fn settle_tunnels(&mut self) -> Result<()> {
+        let carried = self.programs.attachments.devices();
+        let links = self.devices.links();
+        let devices = self.handover.devices.into_iter().flatten();
+        let mut result = Ok(());
+        for ifindex in devices {
+            let is_carried = carried.contains_key(&ifindex);
+            if links
+                .get(&ifindex)
+                .is_some_and(|link| link.up != is_carried)
+            {
+                let set = tunnel::set_up(&self.handle, ifindex, is_carried).await;
+                result = all([result, set]);
+            }
+        }
+        result
+    }
+
+    /// Ends the use of an earlier agent's rows. Call this once devices and rules are read.
+    pub(super) fn end_inheritance(&mut self) -> Result<()> {
+        let is_first = !self.handover.is_read && self.fast_path.rules().is_some();
+        if !self.options.hands_over || !is_first {
+            return Ok(());
+        }
+        self.handover.is_read = true;
+        self.write_devices()
+    }
+
+    /// Returns true once devices, rules and peers are read: until then, this node keeps an earlier
+    /// agent's offer, rows and tables.
+    pub fn knows_handover(&self) -> bool {
+        !self.options.hands_over || self.handover.is_read && self.handover.peers.is_some()
+    }
+
     /// Reports why external clients are masqueraded although the mode is on.
-    pub(super) fn report_handover(&self, health: &Health) {
-        let why = match &self.handover.obstacle {
-            Some(obstacle) => Some(format!(
+    pub fn report_handover(&self, health: &Health) {
+        if !self.options.hands_over {
+            return;
+        }
+        let why = match (&self.handover.obstacle, &self.handover.misrouted) {
+            (Some(obstacle), _) => Some(format!(
                 "clients outside are masqueraded, and other nodes masquerade those of this node's backends: {obstacle}"
             )),
-            None => self.rules_of_packets().map(|rules| {
-                format!(
-                    "clients outside are masqueraded at this node, because rules of netfilter could judge packets that are handed over past them: {rules}"
-                )
-            }),
+            (None, misrouted) => self
+                .rules_of_packets()
+                .map(|rules| {
+                    format!(
+                        "clients outside are masqueraded at this node, because rules of netfilter could judge packets that are handed over past them: {rules}"
+                    )
+                })
+                .or_else(|| misrouted.clone()),
         };
-        match why.filter(|_| self.options.hands_over) {
+        match why {
             Some(why) => health.begin(&Problem::Handover, why),
             None => health.end(&Problem::Handover),
         }
@@ -86,35 +176,87 @@ impl Node {
 
     /// Returns the row with the tunnel devices: empty while packets must take the stack here.
     pub(super) fn tunnel_row(&self) -> Option<(u32, Device)> {
-        let [v4, v6] = self.handover.devices?;
-        let row = match self.rules_of_packets() {
-            None => Device::tunnels(v4, v6),
-            Some(_) => Device::tunnels(0, 0),
+        if !self.options.hands_over {
+            return None;
+        }
+        let row = if !self.handover.is_read {
+            self.handover.inherited.as_ref()?.tunnels?
+        } else if self.rules_of_packets().is_none() && self.takes_over() {
+            let [v4, v6] = self.handover.devices?;
+            Device::tunnels(v4, v6)
+        } else {
+            return None;
         };
         Some((Device::TUNNELS, row))
     }
 
-    /// Returns true if this node takes over packets: every tunnel device carries its program.
-    pub fn takes_over(&self) -> bool {
+    /// Returns true if this node takes over packets: every tunnel device carries its program and is
+    /// up.
+    fn takes_over(&self) -> bool {
         let carried = self.programs.attachments.devices();
+        let links = self.devices.links();
         let devices = self.handover.devices.into_iter().flatten();
         let mut devices = devices.filter(|ifindex| *ifindex != 0).peekable();
-        devices.peek().is_some() && devices.all(|ifindex| carried.contains_key(&ifindex))
+        let is_used = |ifindex: &u32| links.get(ifindex).is_some_and(|link| link.up);
+        devices.peek().is_some()
+            && devices.all(|ifindex| carried.contains_key(&ifindex) && is_used(&ifindex))
     }
 
-    /// Sets the other nodes that hand packets over. Their packets are accepted from now on.
-    pub fn set_peers(&mut self, peers: Peers) -> Result<()> {
-        self.rows.write_peers(&peers)?;
-        self.handover.peers = peers;
+    /// Returns what this node offers to the other nodes.
+    pub fn offer(&self) -> Offer {
+        match &self.handover.peers {
+            Some(peers) if self.takes_over() => Offer::Accepts(peers.version),
+            _ => Offer::Nothing,
+        }
+    }
+
+    /// Accepts packets from the other nodes, and finds those to which this node hands packets over.
+    pub async fn take_peers(&mut self, peers: Peers) -> Result<()> {
+        self.rows.write_peers(&peers.nodes)?;
+        self.handover.peers = Some(peers);
+        all([self.write_addrs(), self.find_targets().await])
+    }
+
+    /// Finds the nodes to which packets go with an address of this node's Node object: the others
+    /// know no other address.
+    async fn find_targets(&mut self) -> Result<()> {
+        let Some(peers) = &self.handover.peers else {
+            return Ok(());
+        };
+        let mut targets = BTreeMap::new();
+        let mut misrouted = None;
+        for (node, addresses) in &peers.nodes {
+            if !peers.accepting.contains(node) {
+                continue;
+            }
+            let first = |is_of: fn(&IpAddr) -> bool| addresses.iter().copied().find(is_of);
+            let mut tunnels = Vec::new();
+            for to in [first(IpAddr::is_ipv4), first(IpAddr::is_ipv6)]
+                .into_iter()
+                .flatten()
+            {
+                let source = fib::tunnel_source(&self.handle, to).await?;
+                if source.is_some_and(|source| peers.own.contains(&source)) {
+                    tunnels.push(to);
+                } else {
+                    misrouted.get_or_insert_with(|| {
+                        let source = source.map_or_else(|| "unknown".to_owned(), |source| source.to_string());
+                        format!("clients outside of backends at node {node} are masqueraded, because the source of packets to {to} is {source}, which is no address of this node's Node object")
+                    });
+                }
+            }
+            targets.insert(node.clone(), tunnels);
+        }
+        (self.handover.targets, self.handover.misrouted) = (targets, misrouted);
         Ok(())
     }
 
-    /// Returns the tunnel addresses of the other nodes, one for each family.
-    pub fn tunnel_addresses(&self) -> impl Iterator<Item = (String, Vec<IpAddr>)> {
-        self.handover.peers.iter().map(|(node, addresses)| {
-            let first = |is_of: fn(&IpAddr) -> bool| addresses.iter().copied().find(is_of);
-            let tunnels = [first(IpAddr::is_ipv4), first(IpAddr::is_ipv6)];
-            (node.clone(), tunnels.into_iter().flatten().collect())
-        })
+    /// Returns the nodes that this node hands packets over to.
+    pub fn able_nodes(&self) -> AbleNodes {
+        if self.options.hands_over && self.takes_over() {
+            AbleNodes::new(self.handover.targets.clone())
+        } else {
+            AbleNodes::NONE
+        }
     }
 }

@@ -12,6 +12,7 @@ use proxy_datapath::NodeMaps;
 use proxy_net::anchor::Anchor;
 
 use super::detect::Detection;
+use super::handover::Inherited;
 
 /// The maps about this node, and their last written content.
 pub(super) struct NodeRows {
@@ -67,6 +68,14 @@ impl NodeRows {
             service_nets: None,
             of_rows: 0,
             addrs,
+        })
+    }
+
+    /// Returns the rows of a predecessor that hand packets over.
+    pub(super) fn inherited_handover(&self) -> Result<Inherited> {
+        Ok(Inherited {
+            tunnels: self.maps.tunnels()?,
+            own: self.maps.addrs_of_node_object()?,
         })
     }
 

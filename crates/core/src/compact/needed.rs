@@ -1,6 +1,7 @@
 //! The fields of each kind that kpx reads. A source drops all other fields, so that they cannot
 //! make an object unreadable.
 
+use super::handover::{ACCEPTS, ADDRESSES, SINCE};
 use super::service::{
     ALGORITHM, BACKEND_HEALTH, EXTERNAL_FORWARDING, LOCAL_REDIRECT, RESET_ON_NODE_LOSS, WEIGHTS,
 };
@@ -83,6 +84,18 @@ pub(super) const NODE: Needed = fields! {
     metadata { name uid resourceVersion deletionTimestamp labels }
     spec { podCIDR podCIDRs taints { key } }
     status { addresses { type address } conditions { type status } }
+};
+
+pub(super) const PEER_NODE: Needed = fields! {
+    metadata { name uid resourceVersion }
+    status { addresses { type address } }
+};
+
+pub(super) const HANDOVER_LEASE: Needed = fields! {
+    metadata {
+        namespace name uid resourceVersion ownerReferences
+        annotations { (ACCEPTS) (SINCE) (ADDRESSES) }
+    }
 };
 
 pub(super) const SERVICE_CIDR: Needed = fields! {

@@ -1,216 +1,459 @@
 //! Publishes that this node takes over packets of external clients, and finds the other nodes that
-//! do: each has a Lease in the agents' own namespace.
+//! do: each has a Lease in a namespace for these Leases alone.
 //!
-//! A Lease only names its node. The addresses come from the Node object, of which a right over Leases
-//! changes nothing. Each Node is read once for each change of its Lease, because a watch on all Nodes
-//! would bring each node's heartbeats to every node. An agent writes its Lease only when it starts,
-//! and when its ability changes.
+//! ```text
+//! node B reads Node A, version 7 ─▶ B's programs accept A's addresses ─▶ B's Lease: accepts 7
+//! node A: its addresses are those of version 5 (its Lease: since 5) ─▶ 5 ≤ 7: A hands clients over to B
+//! ```
+//!
+//! A Lease holds versions alone. The addresses come from Node objects, of which a right over Leases
+//! changes nothing. Versions are compared as numbers (KEP-5504); one that is no number is accepted by
+//! nobody. An agent writes its Lease when it starts, and after the set of nodes has changed: each write
+//! reaches every agent.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::future::pending;
+use std::net::IpAddr;
 use std::time::Duration;
 
-use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
-use k8s_openapi::jiff::Timestamp;
-use kube::api::{
-    DeleteParams, ListParams, PartialObjectMeta, Patch, PatchParams, PostParams, WatchEvent,
-    WatchParams,
-};
-use kube::{Api, Client, ResourceExt as _};
-use proxy_core::model::node_addresses;
-use tokio::time::sleep;
-use tracing::info;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use proxy_core::compact::{ACCEPTS, ADDRESSES, Compact, HandoverLease, PeerNode, SINCE};
+use proxy_core::input::{ObjectName, Update};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{info, warn};
 
+use super::client::Clients;
 use super::errors::explain;
+use super::outage::Outage;
+use super::watch::{Watch, WatchExit};
 use crate::health::{Health, Problem};
-use crate::peers::{PeerSource, Peers};
+use crate::peers::{Offer, PeerSource, Peers};
 
+/// The namespace of the Leases. Only agents have rights there.
+const NAMESPACE: &str = "kpx-handover";
 /// The label of the Leases. Its value is the version of what the nodes agree on: the table, the
 /// outer headers, and the packets that they take.
 const LABEL: &str = "kpx.dev/handover";
 const VERSION: &str = "1";
-/// What comes before the node's name in the name of a Lease.
-const PREFIX: &str = "kpx-handover-";
-/// The time between attempts.
-const RETRY: Duration = Duration::from_secs(5);
-/// The longest time without a list, in seconds: API servers limit watches to about five minutes.
-const WATCH_SECS: u32 = 290;
+/// The time between attempts to write the Lease.
+const RETRY: Duration = Duration::from_secs(10);
+/// The time by which each node of the cluster spreads the writes of all nodes after a change of the
+/// nodes: 50 writes per second, each of which reaches every agent.
+const SPREAD: Duration = Duration::from_millis(20);
+/// The updates that wait for [`State`].
+const QUEUE: usize = 256;
+
+/// An update of one of the two kinds.
+enum Found {
+    Node(Update<PeerNode>),
+    Lease(Update<HandoverLease>),
+}
 
 /// The part of a source that outlives its clients.
 pub(super) struct Handover {
+    nodes: Watch<PeerNode, Found>,
+    leases: Watch<HandoverLease, Found>,
+    /// Watches continue behind an update that they have sent, so the queue outlives clients too.
+    sender: mpsc::Sender<Found>,
+    found: mpsc::Receiver<Found>,
+    state: State,
+}
+
+struct State {
     node_name: String,
     link: PeerSource,
-    found: Peers,
-    /// The Leases by name, with the version that [`Self::found`] was read for.
-    leases: BTreeMap<String, String>,
+    /// `None` until the list is read.
+    nodes: Option<BTreeMap<ObjectName, PeerNode>>,
+    leases: Option<BTreeMap<ObjectName, HandoverLease>>,
+    since: Option<Since>,
+    /// The uids and addresses of all nodes, and the newest version among them, at the last change
+    /// that other nodes must hear of.
+    seen: (BTreeMap<ObjectName, (String, Vec<IpAddr>)>, u64),
+    /// The time of the next write.
+    write_at: Option<Instant>,
+}
+
+/// The Node object in which its addresses were first read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Since {
+    node_uid: String,
+    addresses: String,
+    version: u64,
 }
 
 impl Handover {
     pub(super) fn new(node_name: &str, link: PeerSource) -> Self {
+        let (sender, found) = mpsc::channel(QUEUE);
         Self {
-            node_name: node_name.to_owned(),
-            link,
-            found: Peers::new(),
-            leases: BTreeMap::new(),
+            nodes: Watch::new(Found::Node).cached().dispensable(),
+            leases: Watch::new(Found::Lease)
+                .in_namespace(NAMESPACE)
+                .labels(&format!("{LABEL}={VERSION}"))
+                .dispensable(),
+            sender,
+            found,
+            state: State {
+                node_name: node_name.to_owned(),
+                link,
+                nodes: None,
+                leases: None,
+                since: None,
+                seen: (BTreeMap::new(), 0),
+                write_at: None,
+            },
         }
     }
 
-    /// Runs until it is dropped. The peers found stay while the server is unavailable.
-    pub(super) async fn run(&mut self, client: &Client, health: &Health) -> ! {
-        let leases = Api::default_namespaced(client.clone());
-        let nodes = Api::all(client.clone());
-        loop {
-            match self.follow(&leases, &nodes, health).await {
-                Ok(()) => continue,
-                Err(error) => health.begin(
-                    &Problem::Handover,
-                    format!(
-                        "Leases of the nodes that take clients over: {}",
-                        explain(&error)
-                    ),
-                ),
-            }
-            sleep(RETRY).await;
+    /// Runs until the credentials are refused. The peers found stay while the server is unavailable.
+    pub(super) async fn run(
+        &mut self,
+        clients: &Clients,
+        health: &Health,
+        outage: &Outage,
+    ) -> WatchExit {
+        tokio::select! {
+            ended = self.nodes.run(clients, &self.sender, health, outage) => ended,
+            ended = self.leases.run(clients, &self.sender, health, outage) => ended,
+            never = self.state.follow(&mut self.found, &clients.limited, health) => match never {},
         }
     }
+}
 
-    /// Lists and watches the Leases until the watch ends.
+impl State {
     async fn follow(
         &mut self,
-        leases: &Api<Lease>,
-        nodes: &Api<Node>,
+        found: &mut mpsc::Receiver<Found>,
+        client: &Client,
         health: &Health,
-    ) -> kube::Result<()> {
-        self.publish(leases, nodes).await?;
-        let selector = format!("{LABEL}={VERSION}");
-        let list = leases
-            .list_metadata(&ListParams::default().labels(&selector))
-            .await?;
-        let names: Vec<_> = list.items.iter().map(|lease| lease.name_any()).collect();
-        self.leases.retain(|name, _| names.contains(name));
-        for lease in &list.items {
-            self.take(lease, nodes).await?;
-        }
-        self.report();
-        health.end(&Problem::Handover);
-        let version = list.metadata.resource_version.unwrap_or_default();
-        let params = WatchParams::default().labels(&selector).timeout(WATCH_SECS);
-        let mut events = leases.watch_metadata(&params, &version).await?.boxed();
+    ) -> Infallible {
+        let leases = Api::namespaced(client.clone(), NAMESPACE);
         loop {
             tokio::select! {
-                changed = self.link.is_able.changed() => {
-                    if changed.is_err() {
-                        // The agent is about to end.
-                        return pending().await;
+                update = found.recv() => {
+                    self.take(update);
+                    while let Ok(update) = found.try_recv() {
+                        self.take(Some(update));
                     }
-                    self.publish(leases, nodes).await?;
+                    self.report();
                 }
-                event = events.try_next() => match event? {
-                    Some(WatchEvent::Added(lease) | WatchEvent::Modified(lease)) => {
-                        self.take(&lease, nodes).await?;
-                    }
-                    Some(WatchEvent::Deleted(lease)) => drop(self.leases.remove(&lease.name_any())),
-                    Some(WatchEvent::Bookmark(_)) => {}
-                    Some(WatchEvent::Error(error)) => return Err(kube::Error::Api(error)),
-                    None => return Ok(()),
+                changed = self.link.offer.changed() => if changed.is_err() {
+                    // The agent is about to end.
+                    return pending().await;
                 },
+                () = at(self.write_at) => {
+                    self.write_at = None;
+                    match self.write(&leases).await {
+                        Ok(()) => health.end(&Problem::Handover),
+                        Err(error) => {
+                            let why = format!("write Lease {NAMESPACE}/{}: {}", self.node_name, explain(&error));
+                            health.begin(&Problem::Handover, why);
+                            self.write_at = Some(Instant::now() + RETRY);
+                        }
+                    }
+                }
             }
-            self.report();
+            self.schedule();
         }
     }
 
-    /// Reads the Node of a Lease, if the Lease is new or changed. A Node that does not exist is no
-    /// peer.
-    async fn take(
-        &mut self,
-        lease: &PartialObjectMeta<Lease>,
-        nodes: &Api<Node>,
-    ) -> kube::Result<()> {
-        let name = lease.name_any();
-        let Some(node) = name
-            .strip_prefix(PREFIX)
-            .filter(|node| *node != self.node_name)
-        else {
-            return Ok(());
-        };
-        let version = lease.resource_version().unwrap_or_default();
-        if self.leases.get(&name) == Some(&version) {
-            return Ok(());
+    fn take(&mut self, update: Option<Found>) {
+        match update {
+            Some(Found::Node(update)) => apply(&mut self.nodes, update),
+            Some(Found::Lease(update)) => apply(&mut self.leases, update),
+            None => {}
         }
-        match nodes.get_opt(node).await? {
-            Some(object) => {
-                self.found.insert(node.to_owned(), node_addresses(&object));
-                self.leases.insert(name, version);
-            }
-            None => drop(self.leases.remove(&name)),
-        }
-        Ok(())
     }
 
-    /// Hands the peers to the agent, if they have changed.
+    /// Hands the nodes to the agent, if they have changed.
     fn report(&mut self) {
-        let leases = &self.leases;
-        self.found
-            .retain(|node, _| leases.contains_key(&format!("{PREFIX}{node}")));
-        let found = &self.found;
+        self.note_since();
+        self.note_version();
+        let Some(found) = self.peers() else {
+            return;
+        };
         self.link.peers.send_if_modified(|peers| {
-            let is_change = peers != found;
+            let is_change = peers.as_ref() != Some(&found);
             if is_change {
-                peers.clone_from(found);
+                *peers = Some(found);
             }
             is_change
         });
     }
 
-    /// Makes this node's Lease match its ability. An existing Lease is renewed, so that the others
-    /// read the addresses of the Node again.
-    async fn publish(&mut self, leases: &Api<Lease>, nodes: &Api<Node>) -> kube::Result<()> {
-        let name = format!("{PREFIX}{}", self.node_name);
-        let is_able = *self.link.is_able.borrow_and_update();
-        if !is_able {
-            return match leases.delete(&name, &DeleteParams::default()).await {
-                Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-                deleted => deleted.map(drop),
-            };
+    /// Notes the newest version after a node has come, or has other addresses. Heartbeats and
+    /// deletions need no new Leases.
+    fn note_version(&mut self) {
+        let Some(nodes) = &self.nodes else {
+            return;
+        };
+        let identity = |node: &PeerNode| (node.uid.clone(), node.addresses.clone());
+        let now: BTreeMap<_, _> = nodes
+            .iter()
+            .map(|(name, node)| (name.clone(), identity(node)))
+            .collect();
+        let (before, version) = &self.seen;
+        let is_news = now
+            .iter()
+            .any(|(name, node)| before.get(name) != Some(node));
+        let newest = nodes
+            .values()
+            .filter_map(|node| node.version)
+            .max()
+            .unwrap_or_default();
+        self.seen = (now, if is_news { newest } else { *version });
+    }
+
+    /// Returns the nodes, once both kinds are listed.
+    fn peers(&self) -> Option<Peers> {
+        let (nodes, leases) = (self.nodes.as_ref()?, self.leases.as_ref()?);
+        let since = self.since.as_ref().map(|since| since.version);
+        let accepts = |lease: &HandoverLease| {
+            lease
+                .accepts
+                .zip(since)
+                .is_some_and(|(accepts, since)| since <= accepts)
+        };
+        let others = nodes.values().filter(|node| !self.is_own(&node.name));
+        let accepting = leases
+            .values()
+            .filter(|lease| !self.is_own(&lease.name) && accepts(lease));
+        Some(Peers {
+            own: self
+                .own_node()
+                .map(|node| node.addresses.clone())
+                .unwrap_or_default(),
+            nodes: others
+                .map(|node| (node.name.name.to_string(), node.addresses.clone()))
+                .collect(),
+            version: self.seen.1,
+            accepting: accepting.map(|lease| lease.name.name.to_string()).collect(),
+        })
+    }
+
+    /// Notes the version in which this node's addresses were first read: by an earlier agent, if its
+    /// Lease names the same.
+    fn note_since(&mut self) {
+        let (Some(node), Some(_)) = (self.own_node(), &self.leases) else {
+            return;
+        };
+        let addresses = node.addresses.iter().map(ToString::to_string);
+        let addresses = addresses.collect::<Vec<_>>().join(",");
+        let is_same = |uid: &str, of: &str| uid == node.uid && of == addresses;
+        if self
+            .since
+            .as_ref()
+            .is_some_and(|since| is_same(&since.node_uid, &since.addresses))
+        {
+            return;
         }
-        let renewed = MicroTime(Timestamp::now());
-        let patch = serde_json::json!({ "spec": { "renewTime": renewed } });
-        match leases
-            .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
+        let earlier = self
+            .own_lease()
+            .filter(|lease| is_same(&lease.node_uid, &lease.addresses))
+            .and_then(|lease| lease.since);
+        self.since = earlier.or(node.version).map(|version| Since {
+            node_uid: node.uid.clone(),
+            addresses,
+            version,
+        });
+    }
+
+    /// Sets the time of a write if this node's Lease differs from its offer.
+    fn schedule(&mut self) {
+        let offer = *self.link.offer.borrow();
+        let is_due = match offer {
+            Offer::Unknown => false,
+            Offer::Nothing => self.own_lease().is_some(),
+            Offer::Accepts(version) => {
+                self.leases.is_some()
+                    && self.since.is_some()
+                    && self.wanted(version).as_ref() != self.own_lease()
+            }
+        };
+        if !is_due {
+            self.write_at = None;
+        } else if self.write_at.is_none() {
+            let nodes = self.nodes.as_ref().map_or(0, BTreeMap::len);
+            let spread = SPREAD * u32::try_from(nodes).unwrap_or(u32::MAX);
+            let delay = if offer == Offer::Nothing {
+                Duration::ZERO
+            } else {
+                spread.mul_f32(rand::random())
+            };
+            self.write_at = Some(Instant::now() + delay);
+        }
+    }
+
+    /// Makes this node's Lease match its offer.
+    async fn write(&mut self, leases: &Api<Lease>) -> kube::Result<()> {
+        let offer = *self.link.offer.borrow();
+        let name = self.own_name();
+        let wanted = match offer {
+            Offer::Unknown => return Ok(()),
+            Offer::Nothing => {
+                delete(leases, &self.node_name).await?;
+                info!("this node takes no packets of external clients over");
+                self.leases
+                    .iter_mut()
+                    .for_each(|leases| drop(leases.remove(&name)));
+                return Ok(());
+            }
+            Offer::Accepts(version) => self.wanted(version),
+        };
+        let Some(wanted) = wanted else {
+            return Ok(());
+        };
+        let lease = object(&wanted);
+        let patch = Patch::Merge(&lease);
+        let written = match leases
+            .patch(&self.node_name, &PatchParams::default(), &patch)
             .await
         {
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            patched => return patched.map(drop),
-        }
-        let owner = nodes.get_opt(&self.node_name).await?;
-        let owner = owner.and_then(|node| {
-            Some(OwnerReference {
-                api_version: "v1".to_owned(),
-                kind: "Node".to_owned(),
-                name: self.node_name.clone(),
-                uid: node.metadata.uid?,
-                ..Default::default()
-            })
-        });
-        let lease = Lease {
-            metadata: ObjectMeta {
-                name: Some(name),
-                labels: Some([(LABEL.to_owned(), VERSION.to_owned())].into()),
-                // The Lease goes with the Node.
-                owner_references: owner.map(|owner| vec![owner]),
-                ..Default::default()
-            },
-            spec: Some(LeaseSpec {
-                holder_identity: Some(self.node_name.clone()),
-                renew_time: Some(renewed),
-                ..Default::default()
-            }),
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                let created = leases.create(&PostParams::default(), &lease).await?;
+                info!("this node takes packets of external clients over");
+                created
+            }
+            patched => patched?,
         };
-        leases.create(&PostParams::default(), &lease).await?;
-        info!("this node takes over packets of external clients");
+        if let Some(leases) = &mut self.leases {
+            leases.insert(name, HandoverLease::compact(written));
+        }
         Ok(())
     }
+
+    /// Returns the Lease of this node if it accepts this version of the nodes.
+    fn wanted(&self, version: u64) -> Option<HandoverLease> {
+        let since = self.since.clone()?;
+        Some(HandoverLease {
+            name: self.own_name(),
+            uid: self
+                .own_lease()
+                .map(|lease| lease.uid.clone())
+                .unwrap_or_default(),
+            node_uid: since.node_uid,
+            accepts: Some(version),
+            since: Some(since.version),
+            addresses: since.addresses,
+        })
+    }
+
+    fn own_lease(&self) -> Option<&HandoverLease> {
+        self.leases.as_ref()?.get(&self.own_name())
+    }
+
+    fn own_node(&self) -> Option<&PeerNode> {
+        self.nodes
+            .as_ref()?
+            .get(&ObjectName::new("", self.node_name.as_str()))
+    }
+
+    fn own_name(&self) -> ObjectName {
+        ObjectName::new(NAMESPACE, self.node_name.as_str())
+    }
+
+    fn is_own(&self, name: &ObjectName) -> bool {
+        *name.name == *self.node_name
+    }
 }
+
+/// Applies an update to the objects of a kind. A kind that the server refuses has none.
+fn apply<K: Compact>(known: &mut Option<BTreeMap<ObjectName, K>>, update: Update<K>) {
+    let by_name = |objects: Vec<K>| objects.into_iter().map(|object| (object.name(), object));
+    let before = known.take().unwrap_or_default();
+    *known = Some(match update {
+        Update::All(objects) => by_name(objects).collect(),
+        Update::AllBut(objects, unreadable) => {
+            let kept = before
+                .into_iter()
+                .filter(|(name, _)| unreadable.contains(name));
+            kept.chain(by_name(objects)).collect()
+        }
+        Update::Refused => BTreeMap::new(),
+        Update::Put(object) => {
+            let mut objects = before;
+            objects.insert(object.name(), *object);
+            objects
+        }
+        Update::Del(name) => {
+            let mut objects = before;
+            objects.remove(&name);
+            objects
+        }
+    });
+}
+
+fn object(lease: &HandoverLease) -> Lease {
+    let node = &*lease.name.name;
+    let annotations = [
+        (ACCEPTS, lease.accepts.map(|version| version.to_string())),
+        (SINCE, lease.since.map(|version| version.to_string())),
+        (ADDRESSES, Some(lease.addresses.clone())),
+    ];
+    Lease {
+        metadata: ObjectMeta {
+            name: Some(node.to_owned()),
+            labels: Some([(LABEL.to_owned(), VERSION.to_owned())].into()),
+            annotations: Some(
+                annotations
+                    .into_iter()
+                    .filter_map(|(key, value)| Some((key.to_owned(), value?)))
+                    .collect(),
+            ),
+            // The Lease goes with the Node.
+            owner_references: Some(vec![OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                name: node.to_owned(),
+                uid: lease.node_uid.clone(),
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(node.to_owned()),
+            ..LeaseSpec::default()
+        }),
+    }
+}
+
+/// Deletes the Lease of a node on which the mode is off now. Returns once that is done, or forbidden.
+pub(super) async fn withdraw(client: &Client, node_name: &str) {
+    let leases = Api::namespaced(client.clone(), NAMESPACE);
+    loop {
+        let error = match delete(&leases, node_name).await {
+            Ok(()) => return,
+            Err(error) => error,
+        };
+        let is_denied = matches!(&error, kube::Error::Api(status) if status.code == 403);
+        warn!(
+            error = explain(&error),
+            "deleting Lease {NAMESPACE}/{node_name} failed: other nodes hand clients over to this node until it is deleted"
+        );
+        if is_denied {
+            return;
+        }
+        sleep(RETRY).await;
+    }
+}
+
+async fn delete(leases: &Api<Lease>, node_name: &str) -> kube::Result<()> {
+    match leases.delete(node_name, &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        deleted => deleted.map(drop),
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 //! The module does the work of kube's `watcher`, with three additions for a proxy: a bad object
 //! affects only itself, the position outlives the client, and missing events are detected.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::pin::pin;
@@ -42,8 +43,8 @@ mod selection;
 mod watch_health;
 
 /// A watch on one kind of object, with its input variant and its position.
-pub(super) struct Watch<K> {
-    input: fn(Update<K>) -> Input,
+pub(super) struct Watch<K, I = Input> {
+    input: fn(Update<K>) -> I,
     selection: Selection,
     lister: Lister,
     dispensable: bool,
@@ -75,9 +76,9 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// The age from which refused credentials are read again. Changed files are read at once.
 const CREDENTIALS_AGE: Duration = Duration::from_secs(60);
 
-impl<K> Watch<K> {
+impl<K, I> Watch<K, I> {
     /// Creates a watch on every object of a kind, listed consistently.
-    pub(super) fn new(input: fn(Update<K>) -> Input) -> Self {
+    pub(super) fn new(input: fn(Update<K>) -> I) -> Self {
         Self {
             input,
             selection: Selection::default(),
@@ -117,6 +118,13 @@ impl<K> Watch<K> {
         }
     }
 
+    pub(super) fn in_namespace(self, name: &'static str) -> Self {
+        Self {
+            selection: self.selection.in_namespace(name),
+            ..self
+        }
+    }
+
     /// Restricts the watch to the object with this name.
     pub(super) fn named(self, name: &str) -> Self {
         Self {
@@ -144,22 +152,30 @@ impl<K> Watch<K> {
     }
 }
 
-impl<K> Watch<K>
+impl<K, I> Watch<K, I>
 where
     K: Compact + Clone + Send + 'static,
 {
+    /// Returns the name of the watch in problems and metrics.
+    fn kind() -> Cow<'static, str> {
+        match K::WATCH {
+            Some(name) => name.into(),
+            None => K::Object::kind(&()),
+        }
+    }
+
     /// Runs until the receiver is gone or the credentials are refused. Cancel-safe: the next run
     /// continues; an interrupted list starts over.
     pub(super) async fn run(
         &mut self,
         clients: &Clients,
-        inputs: &mpsc::Sender<Input>,
+        inputs: &mpsc::Sender<I>,
         health: &Health,
         outage: &Outage,
     ) -> WatchExit {
         let began = Instant::now();
         self.lister = Lister::default();
-        let mut watch_health = WatchHealth::new(K::Object::kind(&()).into_owned(), health);
+        let mut watch_health = WatchHealth::new(Self::kind().into_owned(), health);
         loop {
             let mut is_of_list = false;
             let end = match self.position.clone() {
@@ -209,7 +225,7 @@ where
     async fn list(
         &mut self,
         client: &Client,
-        inputs: &mpsc::Sender<Input>,
+        inputs: &mpsc::Sender<I>,
         watch_health: &mut WatchHealth<'_>,
     ) -> Result<(), WatchEnd> {
         let began = Instant::now();
@@ -242,7 +258,7 @@ where
     async fn follow(
         &mut self,
         client: &Client,
-        inputs: &mpsc::Sender<Input>,
+        inputs: &mpsc::Sender<I>,
         outage: &Outage,
         position: &str,
         watch_health: &mut WatchHealth<'_>,
@@ -254,7 +270,7 @@ where
         };
         // The connection's own timeout misses a line that arrives byte by byte.
         let mut stalled = pin!(sleep(READ_TIMEOUT));
-        let _open = Watches::of_process().open(&K::Object::kind(&()));
+        let _open = Watches::of_process().open(&Self::kind());
         let mut settled = pin!(sleep(SETTLED));
         let mut holds = false;
         let wait = Wait {
@@ -321,7 +337,7 @@ where
         &self,
         client: &Client,
         position: &str,
-    ) -> Result<impl AsyncBufRead + use<K>, WatchEnd> {
+    ) -> Result<impl AsyncBufRead + use<K, I>, WatchEnd> {
         let request = self
             .selection
             .watch_request::<K>(&self.selection.watch, position);
@@ -385,7 +401,7 @@ where
     async fn take(
         &mut self,
         event: Event<K>,
-        inputs: &mpsc::Sender<Input>,
+        inputs: &mpsc::Sender<I>,
         watch_health: &WatchHealth<'_>,
     ) -> Result<(), WatchEnd> {
         let (object, gone) = match event {

@@ -133,34 +133,11 @@ fn the_set_has_ready_endpoints_by_address_with_the_nodes_that_are_able() {
 
 /// A client gets the same backend at every entry node.
 #[test]
-fn all_nodes_have_the_same_table_and_digest() {
+fn all_nodes_have_the_same_table() {
     let [here, there] = ["n1", "n3"].map(|node| dsr(node, objects(web())));
     let table =
         |desired: &Desired| desired.tables().v4.maglev[&SetKey::new(key(), Set::DIRECT)].slots;
     assert!(table(&here) == table(&there));
-    assert_eq!(here.handover_digest(), there.handover_digest());
-    let fewer = listed().into_iter().chain([
-        web().into(),
-        slice("web-1", "web")
-            .tcp(8080)
-            .ready("10.244.1.1")
-            .on("n1")
-            .into(),
-    ]);
-    assert_ne!(
-        here.handover_digest(),
-        dsr("n1", fewer.collect()).handover_digest()
-    );
-    assert_eq!(
-        desired(
-            "n1",
-            ExternalForwarding::Dsr,
-            AbleNodes::NONE,
-            objects(web())
-        )
-        .handover_digest(),
-        None
-    );
 }
 
 #[test]

@@ -18,6 +18,8 @@ pub(super) struct Selection {
     pub(super) watch: WatchParams,
     /// Set to request only the objects' metadata.
     is_of_metadata: bool,
+    /// `None`: all namespaces.
+    namespace: Option<&'static str>,
 }
 
 impl Default for Selection {
@@ -28,6 +30,7 @@ impl Default for Selection {
             // Random, so that nodes do not reconnect together.
             watch: WatchParams::default().timeout(rand::random_range(230..=290)),
             is_of_metadata: false,
+            namespace: None,
         }
     }
 }
@@ -58,6 +61,13 @@ impl Selection {
         Self { list, ..self }
     }
 
+    pub(super) fn in_namespace(self, name: &'static str) -> Self {
+        Self {
+            namespace: Some(name),
+            ..self
+        }
+    }
+
     pub(super) fn named(self, name: &str) -> Self {
         self.fields(&format!("metadata.name={name}"))
     }
@@ -74,14 +84,19 @@ impl Selection {
             list,
             watch: self.watch.clone(),
             is_of_metadata: true,
+            namespace: self.namespace,
         }
+    }
+
+    fn request<K: Compact>(&self) -> Request {
+        Request::new(K::Object::url_path(&(), self.namespace))
     }
 
     pub(super) fn list_request<K: Compact>(
         &self,
         params: &ListParams,
     ) -> Result<http::Request<Vec<u8>>, Error> {
-        let request = request::<K>();
+        let request = self.request::<K>();
         if self.is_of_metadata {
             request.list_metadata(params)
         } else {
@@ -94,15 +109,11 @@ impl Selection {
         params: &WatchParams,
         version: &str,
     ) -> Result<http::Request<Vec<u8>>, Error> {
-        let request = request::<K>();
+        let request = self.request::<K>();
         if self.is_of_metadata {
             request.watch_metadata(params, version)
         } else {
             request.watch(params, version)
         }
     }
-}
-
-fn request<K: Compact>() -> Request {
-    Request::new(K::Object::url_path(&(), None))
 }
