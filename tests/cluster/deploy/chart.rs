@@ -192,6 +192,52 @@ fn rights_follow_the_options_that_need_them() -> Result<()> {
     Ok(())
 }
 
+/// Rights over all Leases of kube-system would be rights over its leader elections.
+#[test]
+fn leases_of_external_forwarding_have_a_namespace_of_their_own() -> Result<()> {
+    for (values, is_granted) in [
+        ("kpxConfig.externalForwarding=dsr", true),
+        ("extraArgs={--external-forwarding=dsr}", true),
+        ("kpxConfig.externalForwarding=masquerade", false),
+        ("kpxConfig.ui=true", false),
+        ("kpxConfig.externalForwarding=dsr,rbac.create=false", false),
+    ] {
+        let documents = rendered(values)?;
+        for kind in ["Namespace", "Role", "RoleBinding"] {
+            assert_eq!(
+                of_kind(&documents, kind).is_some(),
+                is_granted,
+                "{kind}: {values}"
+            );
+        }
+        let cluster_role = of_kind(&documents, "ClusterRole").map(Value::to_string);
+        ensure!(cluster_role.is_none_or(|role| !role.contains("leases")));
+    }
+    let chart = rendered("kpxConfig.externalForwarding=dsr,serviceAccount.name=kpx")?;
+    let component = file("kubernetes/components/external-forwarding/role.yaml")?;
+    let component: Vec<Value> = serde_saphyr::from_multiple(&component)?;
+    for (kind, paths) in [
+        ("Namespace", &["/metadata/name"][..]),
+        ("Role", &["/metadata/name", "/metadata/namespace", "/rules"]),
+        (
+            "RoleBinding",
+            &["/metadata/name", "/metadata/namespace", "/roleRef"],
+        ),
+    ] {
+        for path in paths {
+            let [chart, component] = [&chart, &component]
+                .map(|all| of_kind(all, kind).and_then(|one| one.pointer(path)));
+            ensure!(
+                chart.is_some() && chart == component,
+                "{kind} {path}: {chart:?}"
+            );
+        }
+    }
+    let rules = of_kind(&chart, "Role").context("a Role")?["rules"].clone();
+    assert_eq!(rules[0]["resources"], json!(["leases"]));
+    Ok(())
+}
+
 #[test]
 fn settings_of_pods_arrive() -> Result<()> {
     let documents = rendered(
