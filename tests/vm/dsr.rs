@@ -1,20 +1,28 @@
 //! `--external-forwarding dsr` between two nodes: clients outside reach backends of other nodes with
 //! their own address, and get the answers directly. Needs the kernel's modules ipip and ip6_tunnel.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use testbed::agent::{Agent, DEADLINE, SERVICE_PORT, Service, wait_until};
-use testbed::echo::{Answer, Dial, Protocol, pattern};
+use serde_json::json;
+use testbed::agent::{Agent, DEADLINE, SERVICE_PORT, Service, idle, kpx, wait_until};
+use testbed::echo::{Answer, Connection, Dial, Protocol, pattern};
 use testbed::kernel;
-use testbed::lab::{EXTERNAL, Family, Lab, Layout};
+use testbed::lab::{EXTERNAL, Family, Lab, Layout, Node};
 use testbed::served_lab::ServedLab;
 use testbed::stranger::{Stranger, tcp};
 
 const PORT: u16 = 8080;
 const NODE_PORT: u16 = 30_080;
 const DSR: [&str; 2] = ["--external-forwarding", "dsr"];
+/// The namespace of the Leases.
+const LEASES: &str = "kpx-handover";
+const TUNNELS: [&str; 2] = ["kpx-ipip", "kpx-ip6ip6"];
 
 /// The first kernel whose IP tunnels show packets without their outer headers.
 const HIDES_OUTER_HEADERS: (u32, u32) = (5, 14);
@@ -55,6 +63,38 @@ fn with_nodes(
     layout: Layout,
     run: impl FnOnce(&ServedLab, &Agent, &Agent) -> Result<()>,
 ) -> Result<()> {
+    with_agents(layout, |base, n1, n2| {
+        let result = run(base, &n1, &n2);
+        result.with_context(|| format!("n1: {}\nn2: {}", counts(&n1), counts(&n2)))?;
+        n1.stop()?;
+        n2.stop()
+    })
+}
+
+fn counts(agent: &Agent) -> String {
+    let status = agent.typed_status();
+    format!(
+        "{:#?}\n{}",
+        status.map(|status| (status.events, status.reasons)),
+        agent.log()
+    )
+}
+
+/// Starts kpx with the mode.
+fn start<'a>(base: &'a ServedLab, node: &'a Node) -> Result<Agent<'a>> {
+    Agent::start_with(
+        &base.lab,
+        node,
+        base.cluster.source(),
+        &DSR.map(str::to_owned),
+    )
+}
+
+/// Like [`with_nodes`], for a test that ends the agents itself.
+fn with_agents(
+    layout: Layout,
+    run: impl FnOnce(&ServedLab, Agent, Agent) -> Result<()>,
+) -> Result<()> {
     if kernel::version()? < HIDES_OUTER_HEADERS {
         println!("not run: kpx refuses the mode before Linux 5.14");
         return Ok(());
@@ -64,9 +104,9 @@ fn with_nodes(
     for service in [far(), both(), ranged(&base.lab)] {
         base.put(&service)?;
     }
-    let args = DSR.map(str::to_owned);
-    let start = |node| Agent::start_with(&base.lab, node, base.cluster.source(), &args);
-    let (n1, n2) = (start(&base.lab.n1)?, start(&base.lab.n2)?);
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASES}});
+    base.cluster.api_server()?.apply(&namespace)?;
+    let (n1, n2) = (start(&base, &base.lab.n1)?, start(&base, &base.lab.n2)?);
     for family in Family::ALL {
         wait_until(DEADLINE, "n1 hands clients over to n2", || {
             Ok(dial(&base.lab, Protocol::Udp, vip(11, family), b"hello")
@@ -74,20 +114,7 @@ fn with_nodes(
         })
         .with_context(|| format!("n1: {}\nn2: {}", n1.log(), n2.log()))?;
     }
-    let result = run(&base, &n1, &n2);
-    result.with_context(|| {
-        let of = |agent: &Agent| {
-            format!(
-                "{:#?}",
-                agent
-                    .typed_status()
-                    .map(|status| (status.events, status.reasons))
-            )
-        };
-        format!("n1: {}\nn2: {}", of(&n1), of(&n2))
-    })?;
-    n1.stop()?;
-    n2.stop()
+    run(&base, n1, n2)
 }
 
 fn dial(lab: &Lab, protocol: Protocol, to: SocketAddr, payload: &[u8]) -> Result<Answer> {
@@ -142,30 +169,40 @@ fn keeps_address(base: &ServedLab, n1: &Agent, n2: &Agent) -> Result<()> {
     Ok(())
 }
 
+/// Opens connections of both families to `both`.
+fn hold(lab: &Lab, of_family: usize) -> Result<Vec<Connection>> {
+    let mut held = Vec::new();
+    for family in Family::ALL {
+        for _ in 0..of_family {
+            let dial = Dial::new(Protocol::Tcp, vip(12, family)).deadline(Duration::from_secs(10));
+            let connection = dial.connect(&lab.x.ns);
+            held.push(connection.map_err(|fault| anyhow::anyhow!("{fault}"))?);
+        }
+    }
+    Ok(held)
+}
+
+/// Uses each connection. Returns the backends.
+fn use_all(lab: &Lab, held: &mut [Connection], when: &str) -> Result<BTreeSet<String>> {
+    let mut backends = BTreeSet::new();
+    for connection in held {
+        let answer = connection
+            .exchange(b"still there?")
+            .map_err(|fault| anyhow::anyhow!("{when}: {fault}"))?;
+        ensure!(is_x(lab, &answer), "{answer:?}");
+        backends.insert(answer.backend);
+    }
+    Ok(backends)
+}
+
 #[test]
 fn connections_live_on_when_another_node_gets_their_packets() {
     with_nodes(Layout::Routed, |base, n1, _| {
         let lab = &base.lab;
-        for family in Family::ALL {
-            let mut held: Vec<_> = (0..40)
-                .map(|_| {
-                    Dial::new(Protocol::Tcp, vip(12, family))
-                        .deadline(Duration::from_secs(10))
-                        .connect(&lab.x.ns)
-                        .map_err(|fault| anyhow::anyhow!("{fault}"))
-                })
-                .collect::<Result<_>>()?;
-            let mut backends = std::collections::BTreeSet::new();
-            for node in [&lab.n1, &lab.n2, &lab.n1] {
-                lab.set_external_route(node)?;
-                for connection in &mut held {
-                    let answer = connection
-                        .exchange(b"still there?")
-                        .map_err(|fault| anyhow::anyhow!("by {}: {fault}", node.host.name))?;
-                    ensure!(is_x(lab, &answer), "{answer:?}");
-                    backends.insert(answer.backend);
-                }
-            }
+        let mut held = hold(lab, 40)?;
+        for node in [&lab.n1, &lab.n2, &lab.n1] {
+            lab.set_external_route(node)?;
+            let backends = use_all(lab, &mut held, &node.host.name)?;
             ensure!(backends.len() == 2, "one backend has all: {backends:?}");
         }
         ensure!(count(n1, "events", "handed_over")? > 0);
@@ -175,20 +212,215 @@ fn connections_live_on_when_another_node_gets_their_packets() {
 }
 
 #[test]
+fn connections_survive_restarts_of_both_agents() {
+    with_agents(Layout::Routed, |base, n1, n2| {
+        let lab = &base.lab;
+        let server = base.cluster.api_server()?;
+        let uid = |node: &str| {
+            let lease = server.get("Lease", LEASES, node);
+            lease.map(|lease| lease["metadata"]["uid"].clone())
+        };
+        let leases = [uid("n1"), uid("n2")];
+        ensure!(leases.iter().all(Option::is_some), "{leases:?}");
+        let mut held = hold(lab, 10)?;
+        n1.stop()?;
+        use_all(lab, &mut held, "n1 has no agent")?;
+        // The connections are used while the agent starts.
+        let n1 = used_while(lab, &mut held, || start(base, &lab.n1))?;
+        n2.crash()?;
+        use_all(lab, &mut held, "n2 has no agent")?;
+        let n2 = used_while(lab, &mut held, || start(base, &lab.n2))?;
+        idle(Duration::from_secs(3))?;
+        use_all(lab, &mut held, "after both restarts")?;
+        ensure!(leases == [uid("n1"), uid("n2")], "a Lease was deleted");
+        for agent in [&n1, &n2] {
+            ensure!(
+                count(agent, "reasons", "not_handed_over")? == 0,
+                "{}",
+                counts(agent)
+            );
+            ensure!(agent.problem("external forwarding")?.is_none());
+        }
+        for family in Family::ALL {
+            ensure!(is_x(
+                lab,
+                &dial(lab, Protocol::Tcp, vip(11, family), b"hello")?
+            ));
+        }
+        n1.stop()?;
+        n2.stop()
+    })
+    .unwrap();
+}
+
+/// Runs `work`, and uses the connections until it is done.
+fn used_while<T: Send>(
+    lab: &Lab,
+    held: &mut [Connection],
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let done = work();
+            is_done.store(true, Ordering::Release);
+            done
+        });
+        while !is_done.load(Ordering::Acquire) {
+            use_all(lab, held, "while an agent starts")?;
+        }
+        worker
+            .join()
+            .map_err(|_| anyhow::anyhow!("the start has panicked"))?
+    })
+}
+
+#[test]
 fn a_node_that_is_not_able_gets_masqueraded_clients() {
+    with_agents(Layout::Routed, |base, n1, n2| {
+        let lab = &base.lab;
+        // Its programs continue, and would take clients over.
+        n2.stop()?;
+        ensure!(is_up(&lab.n2, TUNNELS[0])? == Some(true));
+        base.cluster.api_server()?.delete("Lease", LEASES, "n2")?;
+        masquerades(lab)?;
+        ensure!(n1.problem("external forwarding")?.is_none());
+        n1.stop()
+    })
+    .unwrap();
+}
+
+fn masquerades(lab: &Lab) -> Result<()> {
+    for family in Family::ALL {
+        wait_until(DEADLINE, "n1 masquerades", || {
+            let answer = dial(lab, Protocol::Tcp, vip(11, family), b"hello");
+            Ok(answer.is_ok_and(|answer| !is_x(lab, &answer)))
+        })?;
+    }
+    Ok(())
+}
+
+/// Returns whether a device is up; `None` if it does not exist.
+fn is_up(node: &Node, device: &str) -> Result<Option<bool>> {
+    let links = node
+        .host
+        .ns
+        .exec(Command::new("ip").args(["-o", "link", "show"]))?;
+    let mut links = links.lines();
+    let link = links.find(|line| {
+        line.contains(&format!(" {device}@")) || line.contains(&format!(" {device}:"))
+    });
+    let flags = link.and_then(|line| line.split_once('<')?.1.split_once('>'));
+    Ok(flags.map(|(flags, _)| flags.split(',').any(|flag| flag == "UP")))
+}
+
+#[test]
+fn the_tunnel_devices_go_with_the_mode_and_its_preconditions() {
+    with_agents(Layout::Routed, |base, n1, n2| {
+        let lab = &base.lab;
+        let server = base.cluster.api_server()?;
+        for device in TUNNELS {
+            ensure!(is_up(&lab.n2, device)? == Some(true), "{device}");
+        }
+        // Another program's tunnels.
+        lab.n2.host.ns.ip("link set tunl0 up")?;
+        wait_until(DEADLINE, "n2 removes its devices", || {
+            Ok(is_up(&lab.n2, TUNNELS[0])?.is_none() && is_up(&lab.n2, TUNNELS[1])?.is_none())
+        })?;
+        ensure!(
+            n2.problem("external forwarding")?
+                .is_some_and(|why| why.contains("tunl0"))
+        );
+        masquerades(lab)?;
+        lab.n2.host.ns.ip("link set tunl0 down")?;
+        wait_until(DEADLINE, "n2 takes clients over again", || {
+            let answer = dial(lab, Protocol::Tcp, vip(11, Family::V4), b"hello");
+            Ok(answer.is_ok_and(|answer| is_x(lab, &answer)))
+        })?;
+        // The mode ends at n2.
+        n2.stop()?;
+        let n2 = Agent::start(lab, &lab.n2, base.cluster.source())?;
+        for device in TUNNELS {
+            ensure!(is_up(&lab.n2, device)?.is_none(), "{device}");
+        }
+        wait_until(DEADLINE, "n2 withdraws its Lease", || {
+            Ok(server.get("Lease", LEASES, "n2").is_none())
+        })?;
+        masquerades(lab)?;
+        n2.stop()?;
+        n1.stop()?;
+        let cleaned = kpx(&lab.n1.host.ns, "cleanup")?;
+        ensure!(cleaned.status.success(), "{cleaned:?}");
+        for device in TUNNELS {
+            ensure!(is_up(&lab.n1, device)?.is_none(), "{device}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// The backend's node cannot tell an address that its Node object lacks from a stranger's.
+#[test]
+fn only_node_ports_at_addresses_of_the_node_object_are_handed_over() {
+    with_nodes(Layout::Routed, |base, _, _| {
+        let lab = &base.lab;
+        let other = "198.51.100.77".parse()?;
+        lab.n1
+            .host
+            .ns
+            .ip(&format!("address add {other}/32 dev lo"))?;
+        lab.x.ns.ip(&format!(
+            "route add {other}/32 via {}",
+            lab.n1.host.addrs.v4
+        ))?;
+        wait_until(DEADLINE, "n1 serves the address", || {
+            let to = SocketAddr::new(other, NODE_PORT);
+            Ok(dial(lab, Protocol::Tcp, to, b"hello").is_ok_and(|answer| !is_x(lab, &answer)))
+        })?;
+        let to = SocketAddr::new(lab.n1.host.addrs.ip(Family::V4), NODE_PORT);
+        ensure!(is_x(lab, &dial(lab, Protocol::Tcp, to, b"hello")?));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_route_with_another_source_masquerades() {
     with_nodes(Layout::Routed, |base, n1, _| {
         let lab = &base.lab;
-        let leases = base.cluster.api_server()?;
-        leases.delete("Lease", "default", "kpx-handover-n2")?;
-        for family in Family::ALL {
-            wait_until(DEADLINE, "n1 masquerades", || {
-                Ok(!is_x(
-                    lab,
-                    &dial(lab, Protocol::Tcp, vip(11, family), b"hello")?,
-                ))
-            })?;
-        }
-        ensure!(n1.problem("external forwarding")?.is_none());
+        let [n1_ip, n2_ip] = [&lab.n1, &lab.n2].map(|node| node.host.addrs.v4);
+        let ns = &lab.n1.host.ns;
+        ns.ip("address add 198.51.100.78/32 dev lo")?;
+        let route = ns.exec(Command::new("ip").args(["route", "get", &n2_ip.to_string()]))?;
+        let words: Vec<_> = route.split_whitespace().collect();
+        let after = |word: &str| {
+            let at = words.iter().position(|known| *known == word);
+            at.and_then(|at| words.get(at + 1)).copied()
+        };
+        let device = after("dev").context("the route has a device")?;
+        let via = after("via")
+            .map(|via| format!("via {via}"))
+            .unwrap_or_default();
+        ns.ip(&format!(
+            "route replace {n2_ip}/32 {via} dev {device} src 198.51.100.78"
+        ))?;
+        wait_until(Duration::from_secs(60), "n1 masquerades", || {
+            let answer = dial(lab, Protocol::Tcp, vip(11, Family::V4), b"hello");
+            Ok(answer.is_ok_and(|answer| !is_x(lab, &answer)))
+        })?;
+        let why = n1.problem("external forwarding")?;
+        ensure!(
+            why.as_ref()
+                .is_some_and(|why| why.contains("198.51.100.78")),
+            "{why:?}"
+        );
+        ensure!(
+            is_x(
+                lab,
+                &dial(lab, Protocol::Tcp, vip(11, Family::V6), b"hello")?
+            ),
+            "{n1_ip}"
+        );
         Ok(())
     })
     .unwrap();
