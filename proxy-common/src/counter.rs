@@ -68,8 +68,9 @@ pub enum Reason {
     /// program has emptied `SLOW`.
     SlowPathMissing,
     /// Came through the tunnel of nodes that hand over packets of external clients, and is none of
-    /// them: the sender is no such node, the destination no frontend that it may hand over, or the
-    /// backend is on another node.
+    /// them: the sender is no such node, the destination no frontend that it may hand over, the
+    /// backend is on another node, or the packet is from the middle of a connection without a flow
+    /// here.
     HandoverRefused,
     /// From the middle of an external client's TCP connection to a Service that hands clients over,
     /// and neither a flow here nor the table leads the packet to a node. The stack would reset the

@@ -318,10 +318,6 @@ pub fn missed<A: Net>(
     if HANDS_OVER.get() == 0 && is_tcp {
         return Outcome::new(Err(Reason::NoFlow));
     }
-    // A node port of another node is no frontend here.
-    if HANDS_OVER.get() != 0 && skb.is_handed_over() {
-        return Outcome::NOT_ESTABLISHED;
-    }
     if is_not_ours(head, others, memory) {
         Outcome::new(Err(if is_tcp {
             Reason::NoFlow

@@ -5,6 +5,7 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Device;
 use proxy_common::flow::Hook;
 use proxy_common::frontend::{FrontendKind, Service, Set, SlotKey};
+use proxy_common::hook::PacketHook;
 use proxy_common::peer::{Peer, PeerKey};
 use proxy_common::policy::Decision;
 use proxy_macros::global_fn;
@@ -12,7 +13,8 @@ use proxy_macros::global_fn;
 use crate::maps::{self, Memory, Scratch};
 use crate::net::{FragmentPart, Net, NextHop, route};
 use crate::outcome::{Action, Outcome};
-use crate::packet::{FIRST, LATER, Packet, Reading};
+use crate::packet::{FIRST, Packet, Reading};
+use crate::setting::HANDS_OVER;
 use crate::skb::{LinkHeader, Skb};
 use crate::{fragment, lookup, packet, select};
 
@@ -124,16 +126,11 @@ fn try_take<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     if !is_for_frontend(packet, sender, decision) {
         return Err(Reason::HandoverRefused);
     }
-    let marks = skb.found().marks;
-    if marks & FIRST != 0 {
-        // The hook that opens the flow comes after the next packet here.
+    if skb.found().marks & FIRST != 0 {
+        // The uplink's hook may come after the next packet here. It removes the ports again.
         fragment::remember::<A>(skb, true);
     }
-    let is_known = maps::is_flow(&packet.flow_key(Hook::INGRESS));
-    if !is_known && !packet.opens() && marks & LATER == 0 {
-        return Err(Reason::NoFlow);
-    }
-    into_uplink::<A>(skb, packet, is_known)
+    into_uplink::<A>(skb, packet)
 }
 
 /// Returns true if the packet goes to an external frontend of a Service that hands clients over, or
@@ -165,7 +162,7 @@ fn peer<A: Net>(addr: [u32; 4]) -> Option<Peer> {
 /// Puts the packet into the ingress of the device by which the route to its client leads, which must
 /// not lead to a pod. The hook there validates the source, because the kernel cannot see the tunnel.
 #[inline(always)]
-fn into_uplink<A: Net>(skb: Skb, packet: &Packet<A>, is_known: bool) -> Result<Action, Reason> {
+fn into_uplink<A: Net>(skb: Skb, packet: &Packet<A>) -> Result<Action, Reason> {
     const NO_UPLINK: u32 = Device::POD | Device::POD_BRIDGE | Device::HEADERLESS;
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
     let NextHop::Device(ifindex) =
@@ -177,11 +174,46 @@ fn into_uplink<A: Net>(skb: Skb, packet: &Packet<A>, is_known: bool) -> Result<A
     if device.flags() & NO_UPLINK != 0 {
         return Err(Reason::Spoofed);
     }
-    if !is_known {
-        skb.mark_as_handed_over();
-    }
+    skb.mark_as_handed_over();
     skb.add_ethernet(&device.mac, A::ETHERTYPE)?;
     Ok(skb.into_ingress(ifindex))
+}
+
+/// Notes whether another node has handed over the packet that arrives at a device, and removes the
+/// mark, which no other program must see. Returns true if so.
+#[inline(always)]
+pub fn arrives<A: Net>(skb: Skb, memory: Memory) -> bool {
+    if HANDS_OVER.get() == 0 {
+        return false;
+    }
+    // Another network namespace cannot set the mark, unless its device leaves marks alone (netkit).
+    let handed_over = skb.take_handed_over() && maps::place_of(skb.ifindex()).0 & Device::POD == 0;
+    if let Some((scratch, _)) = memory.scratch::<A>() {
+        scratch.handed_over = handed_over;
+    }
+    handed_over
+}
+
+/// Notes that no other node has handed over the packet: the tunnel's hook leaves devices without
+/// Ethernet headers alone.
+#[inline(always)]
+pub fn none_arrives<A: Net>(memory: Memory) {
+    if HANDS_OVER.get() != 0
+        && let Some((scratch, _)) = memory.scratch::<A>()
+    {
+        scratch.handed_over = false;
+    }
+}
+
+/// Returns true if another node has handed over the hook's packet. Nothing of the tunnel passes
+/// untranslated: the stack would forward a packet for the sender's node port to the sender again.
+#[inline(always)]
+pub fn is_from_tunnel<A: Net>(hook: PacketHook, memory: Memory) -> bool {
+    HANDS_OVER.get() != 0
+        && hook == PacketHook::Ingress
+        && memory
+            .scratch::<A>()
+            .is_some_and(|(scratch, _)| maps::again(&scratch.handed_over))
 }
 
 /// Returns true for a packet with an outer header whose source cannot be behind the device where it

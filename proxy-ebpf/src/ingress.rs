@@ -138,6 +138,9 @@ pub fn is_hidden_by_tags(skb: Skb) -> bool {
 /// Reads the packet, and finds its flow.
 #[inline(always)]
 fn look_up<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<bool, Reason> {
+    if link == LinkHeader::None {
+        handover::none_arrives::<A>(memory.lend());
+    }
     let parsed = packet::parse::<A>(skb, Hook::INGRESS, Reading::behind(link), memory.lend());
     if let Err(reason) = parsed {
         return Err(if A::is_hidden_and_spoofed(skb, link) {
@@ -214,15 +217,14 @@ fn hand_over<A: Net>(
     mut memory: Memory,
 ) -> Option<Result<Action, Reason>> {
     let (scratch, decision) = memory.lend().scratch::<A>()?;
-    if maps::again(&scratch.packet.handed_over) {
-        // Nothing of the tunnel passes untranslated.
+    if maps::again(&scratch.handed_over) {
         let is_here = || {
             decision
                 .get::<A>()
                 .is_some_and(|decision| decision.set == Set::DIRECT && decision.backend.is_local())
         };
         let is_refused = match chosen {
-            Ok(()) => !is_here(),
+            Ok(()) => !is_here() || !scratch.packet.opens_again(),
             Err(reason) => reason.verdict() == Verdict::Pass,
         };
         return is_refused.then_some(Err(Reason::HandoverRefused));
@@ -245,9 +247,7 @@ fn choose<A: Net>(skb: Skb, mut memory: Memory) -> Result<(), Reason> {
     let (device, _) = maps::place_of(skb.ifindex());
     let (scratch, _) = memory.lend().scratch::<A>().ok_or(Reason::FlowsFull)?;
     let mut origin = decide::origin(device, &scratch.packet, node);
-    // Another network namespace cannot set the mark, unless its device leaves marks alone (netkit).
-    if HANDS_OVER.get() != 0 && skb.take_handed_over() && device & Device::POD == 0 {
-        scratch.packet.handed_over = true;
+    if HANDS_OVER.get() != 0 && maps::again(&scratch.handed_over) {
         origin = Origin::HANDED_OVER;
     }
     // In bits, to avoid a branch on the flags: see "Do not" in the README.

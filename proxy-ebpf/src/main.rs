@@ -185,10 +185,17 @@ pub fn kpx_tunnel(ctx: TcContext) -> i32 {
 
 #[inline(always)]
 fn arriving<A: Forward>(skb: Skb, mut memory: Memory) -> i32 {
+    let handed_over = handover::arrives::<A>(skb, memory.lend());
     let outcome = if redirect::is_on() {
         redirect::quick::<A>(skb, memory.lend())
     } else {
         settled::<A>(skb, memory.lend())
+    };
+    // A node port of another node is no frontend on the fast path.
+    let outcome = if handed_over && outcome.action().is_none() {
+        Outcome::NOT_ESTABLISHED
+    } else {
+        outcome
     };
     slow::finish::<A>(
         skb,

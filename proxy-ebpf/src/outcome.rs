@@ -70,6 +70,15 @@ impl Outcome {
         (self.0 < Self::REASONS && !self.is_for_slow_path()).then_some(Action(self.0))
     }
 
+    /// Returns true for a packet that continues unchanged, to the next program or to the stack.
+    #[inline(always)]
+    pub fn passes(&self) -> bool {
+        self.0 >= Self::REASONS
+            && self
+                .number()
+                .is_err_and(|reason| reason.verdict() == Verdict::Pass)
+    }
+
     /// Returns true if the slow path has to take the packet.
     #[inline(always)]
     pub fn is_for_slow_path(&self) -> bool {
@@ -89,7 +98,7 @@ impl Outcome {
     }
 
     #[inline(always)]
-    pub fn number(self) -> Result<i32, Reason> {
+    pub fn number(&self) -> Result<i32, Reason> {
         if self.0 < Self::REASONS {
             return Ok(self.0);
         }

@@ -37,8 +37,6 @@ pub struct Packet<A: Addr> {
     pub moves: bool,
     /// The packet's flow has ended because another connection has its port: see [`Seen::CLASHES`].
     pub port_taken: bool,
-    /// Another node has handed the packet over.
-    pub handed_over: bool,
 }
 
 /// The headers of a packet, without the addresses.
@@ -180,7 +178,6 @@ impl<A: Net> Packet<A> {
         self.decided = false;
         self.moves = false;
         self.port_taken = false;
-        self.handed_over = false;
         if skb.is_in_vlan() {
             return Err(Reason::Vlan);
         }

@@ -521,21 +521,15 @@ impl Skb {
         (result == 0).then(|| key.remote(is_v4))
     }
 
-    /// Returns true if another node has handed the packet over, before the packet has a flow here.
-    #[inline(always)]
-    pub fn is_handed_over(self) -> bool {
-        self.mark() & INJECTED_MASK == HANDED_OVER_MARK
-    }
-
     #[inline(always)]
     pub fn mark_as_handed_over(self) {
         self.set_mark(self.mark() & !INJECTED_MASK | HANDED_OVER_MARK);
     }
 
-    /// Removes the mark, which no other program must see. Returns true if the packet had it.
+    /// Removes the mark. Returns true if the packet had it.
     #[inline(always)]
     pub fn take_handed_over(self) -> bool {
-        let is_marked = self.is_handed_over();
+        let is_marked = self.mark() & INJECTED_MASK == HANDED_OVER_MARK;
         if is_marked {
             self.set_mark(self.mark() & !INJECTED_MASK);
         }

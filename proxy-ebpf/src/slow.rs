@@ -47,6 +47,7 @@ pub fn finish<A: Forward>(
     };
     maps::count(reason);
     match verdict(hook, reason) {
+        Verdict::Pass if handover::is_from_tunnel::<A>(hook, memory) => Action::DROP.0,
         Verdict::Pass => {
             if hook.direction() == Direction::Egress {
                 skb.clear_packet_mark();
@@ -222,6 +223,11 @@ fn ended(hook: PacketHook, outcome: &Outcome) -> Option<Action> {
 #[inline(always)]
 fn conclude<A: Net>(skb: Skb, hook: PacketHook, outcome: Outcome, mut memory: Memory) -> i32 {
     log::packet::<A>(skb, exit(hook).link(), outcome.0, memory.lend());
+    let outcome = if handover::is_from_tunnel::<A>(hook, memory.lend()) && outcome.passes() {
+        Outcome::new(Err(Reason::HandoverRefused))
+    } else {
+        outcome
+    };
     match ended(hook, &outcome) {
         Some(Action(action)) => action,
         None => refuse::<A>(skb, hook.id(), outcome, memory).0,

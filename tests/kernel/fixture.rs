@@ -38,6 +38,8 @@ pub(crate) struct Fixture {
     pub(crate) netns: NetNs,
     /// The device by which all packets come in; None: the device of the route to the sender.
     comes_in_by: Option<String>,
+    /// The bits in the mark of all packets that come in.
+    pub(crate) mark: u32,
     /// Packets at the anchor and on lo came in through a device.
     carries_received: bool,
     pub(crate) offers: crate::opened::Offers,
@@ -80,6 +82,7 @@ pub(crate) fn fixtures_of(name: &str, setup: Setup) -> Result<Vec<Fixture>> {
             names,
             netns,
             comes_in_by: None,
+            mark: 0,
             carries_received: false,
             offers: Default::default(),
         })
@@ -255,7 +258,7 @@ impl Fixture {
             "lo"
         })?;
         self.netns
-            .run(|| self.bench.run_on(program, frame, ifindex))
+            .run(|| self.bench.run_marked(program, frame, ifindex, self.mark))
     }
 
     /// Sets the flags of the node: see [`Node`].

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
-use proxy_common::device::{Device, OwnAddr};
+use proxy_common::device::{Device, HANDED_OVER_MARK, OwnAddr};
 use proxy_common::frontend::{
     Backend, Frontend, FrontendKey, FrontendKind, MAGLEV_PLACES, Maglev, Service, Set, SetKey,
     SlotKey,
@@ -58,6 +58,21 @@ fn flows_from_before_the_mode_stay() -> Result<()> {
         fixture.rows("handover::flows_from_before_the_mode_stay/before")?;
         set_tunnels(&fixture, 77)?;
         fixture.rows("handover::flows_from_before_the_mode_stay/after")?;
+    }
+    Ok(())
+}
+
+/// The stack would forward a packet for the sender's node port to the sender again.
+#[test]
+fn nothing_of_the_tunnel_passes_untranslated() -> Result<()> {
+    for mut fixture in fixtures()? {
+        set_tunnels(&fixture, 77)?;
+        fixture.mark = HANDED_OVER_MARK;
+        fixture.rows("handover::nothing_of_the_tunnel_passes_untranslated/marked")?;
+        // The device of a pod may leave marks alone.
+        fixture.rows("handover::nothing_of_the_tunnel_passes_untranslated/pod")?;
+        fixture.mark = 0;
+        fixture.rows("handover::nothing_of_the_tunnel_passes_untranslated/unmarked")?;
     }
     Ok(())
 }

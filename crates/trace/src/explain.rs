@@ -374,7 +374,7 @@ pub fn explain(reason: Reason) -> &'static str {
             "the program of the slow path was missing: another program has emptied the map SLOW"
         }
         Reason::HandoverRefused => {
-            "it came through the tunnel of nodes that hand clients over, and this node takes no such packet: the sender is no such node, the destination no frontend of the mode, or the backend is elsewhere"
+            "it came through the tunnel of nodes that hand clients over, and this node takes no such packet: the sender is no such node, the destination no frontend of the mode, the backend is elsewhere, or the packet is from the middle of a connection that has no flow here"
         }
         Reason::NotHandedOver => {
             "it belongs to a connection of a client outside that another node served, and the table of backends has changed: no flow here and no place of the table leads it to a node"

@@ -29,6 +29,8 @@ pub struct Scratch<A: Addr> {
     pub error: icmp::Error<A>,
     pub route: redirect::FibResult,
     pub becomes: redirect::Becomes<A>,
+    /// Another node has handed over the packet at an ingress hook.
+    pub handed_over: bool,
 }
 
 /// This CPU's memory: one map for all parts of both families, because Linux allows a program 64
