@@ -113,10 +113,11 @@ fn select_backend<A: Net>(memory: Memory) -> Result<(), Reason> {
         flow,
         ..
     } = scratch;
-    if maps::again(&packet.moves) {
-        select::another(&packet.src.addr, service, decision, &flow.backend)
-    } else if HANDS_OVER.get() != 0 && decision.set == Set::DIRECT {
+    if HANDS_OVER.get() != 0 && decision.set == Set::DIRECT {
+        // Nodes that choose again would disagree.
         select::direct(&packet.src, service, decision)
+    } else if maps::again(&packet.moves) {
+        select::another(&packet.src.addr, service, decision, &flow.backend)
     } else {
         select::backend(&packet.src, service, decision)
     }
