@@ -8,8 +8,9 @@
 //!
 //! A Lease holds versions alone. The addresses come from Node objects, of which a right over Leases
 //! changes nothing. Versions are compared as numbers (KEP-5504); one that is no number is accepted by
-//! nobody. An agent writes its Lease when it starts, and after the set of nodes has changed: each write
-//! reaches every agent.
+//! nobody. An agent writes its Lease when it starts, after the set of nodes has changed, and for a node
+//! whose Lease names a later version than it accepts: each write reaches every agent. Node objects get
+//! a new version with each heartbeat, so such a Lease is the rule when an agent starts.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -71,8 +72,8 @@ struct State {
     nodes: Option<BTreeMap<ObjectName, PeerNode>>,
     leases: Option<BTreeMap<ObjectName, HandoverLease>>,
     since: Option<Since>,
-    /// The uids and addresses of all nodes, and the newest version among them, at the last change
-    /// that other nodes must hear of.
+    /// The uids and addresses of all nodes, and the version that this node accepts: the newest among
+    /// them at the last change that needed a new Lease.
     seen: (BTreeMap<ObjectName, (String, Vec<IpAddr>)>, u64),
     /// The time of the next write.
     write_at: Option<Instant>,
@@ -185,21 +186,20 @@ impl State {
         });
     }
 
-    /// Notes the newest version after a node has come, or has other addresses. Heartbeats and
-    /// deletions need no new Leases.
+    /// Notes the newest version after a node has come or has other addresses, and for a node that
+    /// waits to be accepted. Heartbeats and deletions need no new Leases.
     fn note_version(&mut self) {
         let Some(nodes) = &self.nodes else {
             return;
         };
-        let identity = |node: &PeerNode| (node.uid.clone(), node.addresses.clone());
+        let identity = |node: &PeerNode| (node.uid.clone(), sorted(&node.addresses));
         let now: BTreeMap<_, _> = nodes
             .iter()
             .map(|(name, node)| (name.clone(), identity(node)))
             .collect();
         let (before, version) = &self.seen;
-        let is_news = now
-            .iter()
-            .any(|(name, node)| before.get(name) != Some(node));
+        let has_changed = |(name, node)| before.get(name) != Some(node);
+        let is_news = now.iter().any(has_changed) || self.awaits_more_than(*version);
         let newest = nodes
             .values()
             .filter_map(|node| node.version)
@@ -208,20 +208,41 @@ impl State {
         self.seen = (now, if is_news { newest } else { *version });
     }
 
+    /// Returns true if a node waits for a later version, and this node has read that version.
+    fn awaits_more_than(&self, version: u64) -> bool {
+        let mut leases = self.foreign_leases();
+        leases.any(|(lease, node)| {
+            lease
+                .since
+                .is_some_and(|since| since > version && node.version >= Some(since))
+        })
+    }
+
+    /// Returns the Leases of the other nodes, with the nodes.
+    fn foreign_leases(&self) -> impl Iterator<Item = (&HandoverLease, &PeerNode)> {
+        let leases = self.leases.iter().flat_map(BTreeMap::values);
+        leases.filter_map(|lease| {
+            let name = ObjectName::new("", &*lease.name.name);
+            let node = self.nodes.as_ref()?.get(&name)?;
+            // A Node of the same name may be another machine.
+            (!self.is_own(&lease.name) && lease.node_uid == node.uid).then_some((lease, node))
+        })
+    }
+
+    /// Returns true if the node of a Lease accepts this node.
+    fn accepts(&self, lease: &HandoverLease) -> bool {
+        self.since
+            .as_ref()
+            .is_some_and(|since| lease.accepts >= Some(since.version))
+    }
+
     /// Returns the nodes, once both kinds are listed.
     fn peers(&self) -> Option<Peers> {
-        let (nodes, leases) = (self.nodes.as_ref()?, self.leases.as_ref()?);
-        let since = self.since.as_ref().map(|since| since.version);
-        let accepts = |lease: &HandoverLease| {
-            lease
-                .accepts
-                .zip(since)
-                .is_some_and(|(accepts, since)| since <= accepts)
-        };
+        let (nodes, _) = (self.nodes.as_ref()?, self.leases.as_ref()?);
         let others = nodes.values().filter(|node| !self.is_own(&node.name));
-        let accepting = leases
-            .values()
-            .filter(|lease| !self.is_own(&lease.name) && accepts(lease));
+        let accepting = self
+            .foreign_leases()
+            .filter(|(lease, _)| self.accepts(lease));
         Some(Peers {
             own: self
                 .own_node()
@@ -231,7 +252,9 @@ impl State {
                 .map(|node| (node.name.name.to_string(), node.addresses.clone()))
                 .collect(),
             version: self.seen.1,
-            accepting: accepting.map(|lease| lease.name.name.to_string()).collect(),
+            accepting: accepting
+                .map(|(lease, _)| lease.name.name.to_string())
+                .collect(),
         })
     }
 
@@ -241,7 +264,8 @@ impl State {
         let (Some(node), Some(_)) = (self.own_node(), &self.leases) else {
             return;
         };
-        let addresses = node.addresses.iter().map(ToString::to_string);
+        let addresses = sorted(&node.addresses);
+        let addresses = addresses.iter().map(ToString::to_string);
         let addresses = addresses.collect::<Vec<_>>().join(",");
         let is_same = |uid: &str, of: &str| uid == node.uid && of == addresses;
         if self
@@ -359,6 +383,13 @@ impl State {
     fn is_own(&self, name: &ObjectName) -> bool {
         *name.name == *self.node_name
     }
+}
+
+/// Returns the addresses of a node in an order of their own: a kubelet may change theirs.
+fn sorted(addresses: &[IpAddr]) -> Vec<IpAddr> {
+    let mut sorted = addresses.to_vec();
+    sorted.sort_unstable();
+    sorted
 }
 
 /// Applies an update to the objects of a kind. A kind that the server refuses has none.
