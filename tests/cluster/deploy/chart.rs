@@ -198,6 +198,16 @@ fn leases_of_external_forwarding_have_a_namespace_of_their_own() -> Result<()> {
     for (values, is_granted) in [
         ("kpxConfig.externalForwarding=dsr", true),
         ("extraArgs={--external-forwarding=dsr}", true),
+        (
+            "existingConfigMap=kube-proxy,extraArgs={--external-forwarding=dsr}",
+            true,
+        ),
+        (
+            "existingConfigMap=kube-proxy,kpxConfig.externalForwarding=dsr",
+            true,
+        ),
+        ("existingConfigMap=kube-proxy", false),
+        ("extraArgs={--external-forwarding=masquerade}", false),
         ("kpxConfig.externalForwarding=masquerade", false),
         ("kpxConfig.ui=true", false),
         ("kpxConfig.externalForwarding=dsr,rbac.create=false", false),

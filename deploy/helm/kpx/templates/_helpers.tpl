@@ -35,8 +35,8 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default "kpx" }}
 
 {{- /* Nodes that hand clients over find each other by Leases. */ -}}
 {{- define "kpx.handsOver" -}}
-{{- $args := join " " (.Values.extraArgs | default list) }}
-{{- if or (eq (toString (.Values.kpxConfig | default dict).externalForwarding) "dsr") (contains "--external-forwarding" $args) }}true{{ end }}
+{{- $args := .Values.extraArgs | default list }}
+{{- if or (eq (toString (.Values.kpxConfig | default dict).externalForwarding) "dsr") (has "--external-forwarding=dsr" $args) }}true{{ end }}
 {{- end }}
 
 {{- define "kpx.configFolder" -}}
