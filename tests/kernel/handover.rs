@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use aya::maps::{HashMap, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto};
 use proxy_common::device::{Device, HANDED_OVER_MARK, OwnAddr};
@@ -12,9 +12,13 @@ use proxy_common::frontend::{
     Backend, Frontend, FrontendKey, FrontendKind, MAGLEV_PLACES, Maglev, Service, Set, SetKey,
     SlotKey,
 };
-use proxy_common::names::DEVICES;
+use proxy_common::names::{DEVICES, PEERS};
 use proxy_core::diff::{Change, FamilyChange};
-use proxy_datapath::{Maps, open};
+use proxy_datapath::{
+    BpfFs, Datapath, Maps, Options, Persistence, Pins, Sizes, object, open, remove,
+};
+use proxy_net::changes::Changes;
+use testbed::netns::NetNs;
 
 use crate::fixture::{Fixture, fixtures_of};
 use crate::reuse::Setup;
@@ -75,6 +79,52 @@ fn nothing_of_the_tunnel_passes_untranslated() -> Result<()> {
         fixture.rows("handover::nothing_of_the_tunnel_passes_untranslated/unmarked")?;
     }
     Ok(())
+}
+
+/// A map that no program uses has one row, and no pin. The next agent may have the mode.
+#[test]
+fn the_table_of_nodes_is_large_only_with_the_mode() -> Result<()> {
+    let netns = NetNs::create(format!("kpx-{}-peers", std::process::id()))?;
+    let dir = netns.bpf_dir();
+    let start = |hands_over| {
+        let persistence = Persistence::new(Pins::open(&dir, BpfFs::Host)?, Changes::new(&dir));
+        let options = Options {
+            sizes: Sizes {
+                flows: Some(32_768),
+                ..Sizes::default()
+            },
+            hands_over,
+            ..Options::default()
+        };
+        Datapath::take_over(object::embedded()?, options, persistence)
+    };
+    let pin = Pins::maps_in(&dir).join(PEERS);
+    let nodes = BTreeMap::from([(
+        "n2".to_owned(),
+        vec!["192.0.2.2".parse()?, "2001:db8::2".parse()?],
+    )]);
+    netns.run(|| {
+        let off = start(false)?;
+        ensure!(off.loaded.max_entries[PEERS] == 1 && !pin.exists());
+        // An agent without this rule has left a pin.
+        MapData::from_id(off.loaded.maps[PEERS])?.pin(&pin)?;
+        drop(off);
+        let mut on = start(true)?;
+        ensure!(
+            on.loaded.max_entries[PEERS] > 1_000,
+            "{:?}",
+            on.loaded.max_entries
+        );
+        on.node.set_peers(&nodes)?;
+        drop(on);
+        let off = start(false)?;
+        ensure!(off.loaded.max_entries[PEERS] == 1);
+        drop(off);
+        let mut on = start(true)?;
+        on.node.set_peers(&nodes)?;
+        drop(on);
+        remove(&dir, &mut |_| ())
+    })
 }
 
 /// Makes fixtures with Services of every kind, of which some hand clients over.

@@ -104,7 +104,9 @@ impl Datapath {
         let mut pins = persistence.pins.plan(object, &options.map_sizes())?;
         let maps = persistence.pins.maps();
         sockets::remove_unused(&persistence.pins, options.sockets)?;
-        let unused = sockets::unused_maps(options.sockets);
+        let mut unused = sockets::unused_maps(options.sockets);
+        unused.extend(options.unused_peers());
+        persistence.pins.remove_maps(&unused)?;
         pins.retain(|pin| !unused.contains(&pin.name.as_str()));
         options.whole |= !persistence.pins.are_of_host() || persistence.pins.are_of_filters()?;
         let (ebpf, unfit) = load_fitting(object, &mut options, &pins)?;
@@ -191,8 +193,14 @@ impl Options {
     fn map_sizes(&self) -> BTreeMap<&'static str, MapSize> {
         let mut sizes = self.sizes.map_sizes();
         // A map that no program uses gets the minimum size.
-        sizes.extend(sockets::unused_tables(self.sockets).map(|name| (name, MapSize::exactly(1))));
+        let unused = sockets::unused_tables(self.sockets).chain(self.unused_peers());
+        sizes.extend(unused.map(|name| (name, MapSize::exactly(1))));
         sizes
+    }
+
+    /// Returns the table of the tunnel's program, unless this program is attached.
+    fn unused_peers(&self) -> Option<&'static str> {
+        (!self.hands_over).then_some(names::PEERS)
     }
 
     /// Returns a map's maximum number of entries, for the family with fewer. A pinned map may be

@@ -146,6 +146,19 @@ impl Pins {
         self.dir.join("maps")
     }
 
+    /// Removes the pins of maps that no program uses.
+    pub(super) fn remove_maps(&self, unused: &[&str]) -> Result<()> {
+        let pins = names(&self.maps())?;
+        let is_unused = |pin: &&String| {
+            pin.split('-')
+                .next()
+                .is_some_and(|name| unused.contains(&name))
+        };
+        pins.iter()
+            .filter(is_unused)
+            .try_for_each(|pin| remove_pin(&self.maps().join(pin)))
+    }
+
     /// Checks the network namespace, because interface indexes are valid only in their namespace.
     fn check_netns(&self) -> Result<()> {
         let ours = net::namespace()?;

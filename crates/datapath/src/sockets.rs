@@ -296,16 +296,7 @@ pub(super) fn remove_unused(pins: &Pins, options: Option<SocketOptions>) -> Resu
     if options.is_none() {
         remove_links(pins, |_| false)?;
     }
-    let unused = unused_maps(options);
-    let maps = pins::names(&pins.maps())?;
-    let is_unused = |pin: &&String| {
-        pin.split('-')
-            .next()
-            .is_some_and(|name| unused.contains(&name))
-    };
-    maps.iter()
-        .filter(is_unused)
-        .try_for_each(|pin| remove_pin(&pins.maps().join(pin)))
+    pins.remove_maps(&unused_maps(options))
 }
 
 /// Removes links, those of translating programs first: see [`programs`].
