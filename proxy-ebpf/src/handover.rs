@@ -73,7 +73,7 @@ fn is_of_node_object<A: Net>(addr: &A) -> bool {
 
 /// Returns true if no router may fragment the packet: with IPv4's DF. The kernel then answers a
 /// packet that is too long, and fragments the outer packet of any other. A merged packet is segmented
-/// behind the tunnel device, where its segments may be too long and nobody would be told.
+/// behind the tunnel device, where the kernel drops a segment that is too long without an answer.
 #[inline(always)]
 fn is_kept_whole<A: Net>(skb: Skb, link: LinkHeader) -> bool {
     const FRAGMENT_OFFSET: u32 = 6;
@@ -217,10 +217,10 @@ pub fn is_from_tunnel<A: Net>(hook: PacketHook, memory: Memory) -> bool {
 }
 
 /// Returns true for a packet with an outer header whose source cannot be behind the device where it
-/// came in: a pod must not hand packets over in the name of a node. A separate function, so that its
+/// came in: a pod must not hand packets over with a node's address. A separate function, so that its
 /// stack is free again.
 #[inline(never)]
-pub fn is_forged<A: Net>(skb: Skb, link: LinkHeader) -> bool {
+pub fn is_spoofed<A: Net>(skb: Skb, link: LinkHeader) -> bool {
     const IPIP: u8 = 4;
     const IPV6: u8 = 41;
     let proto = if is_v4::<A>() { IPIP } else { IPV6 };

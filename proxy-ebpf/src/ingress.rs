@@ -120,8 +120,9 @@ pub fn is_for_macvlan(skb: Skb) -> bool {
 }
 
 /// Returns true if the frame has two tags with identifier 0, while conntrack entries may be
-/// liberal. The kernel removes both tags, the second behind this hook, so conntrack could accept a
-/// spoofed FIN or RST that no hook has checked.
+/// liberal, or a tunnel device may be up. The kernel removes both tags, the second behind this hook,
+/// so conntrack could accept a spoofed FIN or RST that no hook has checked, and the tunnel device a
+/// spoofed outer header.
 #[inline(always)]
 pub fn is_hidden_by_tags(skb: Skb) -> bool {
     const TAGS: [u32; 2] = [0x8100_u16.to_be() as u32, 0x88a8_u16.to_be() as u32];
@@ -129,7 +130,7 @@ pub fn is_hidden_by_tags(skb: Skb) -> bool {
     skb.is_tagged()
         && !skb.is_in_vlan()
         && TAGS.contains(&skb.ethertype())
-        && redirect::is_on()
+        && (HANDS_OVER.get() != 0 || redirect::is_on())
         && skb
             .load::<u16>(ETH_LEN)
             .is_ok_and(|tag| u16::from_be(tag) & IDENTIFIER == 0)

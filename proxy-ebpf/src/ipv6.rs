@@ -8,6 +8,7 @@ use proxy_macros::global_fn;
 
 use crate::established::{self, Head};
 use crate::net::{self, FragmentPart, Header, Net, diff, sum};
+use crate::setting::HANDS_OVER;
 use crate::skb::{ETH_LEN, LinkHeader, Skb};
 use crate::{extension, redirect};
 
@@ -24,7 +25,7 @@ pub struct Ipv6Header {
 }
 
 /// See [`Net::is_hidden_and_spoofed`]; the IPv6 header is at `at`. Conntrack looks for TCP behind
-/// any extension headers.
+/// any extension headers, and a tunnel device for its outer header.
 #[global_fn(kpx_hidden6)]
 fn is_hidden_and_spoofed(skb: Skb, at: u32) -> bool {
     let Ok(ip) = skb.load::<Ipv6Header>(at) else {
@@ -36,7 +37,7 @@ fn is_hidden_and_spoofed(skb: Skb, at: u32) -> bool {
         let start = at + Addr6::IP_LEN;
         extension::walk(skb, ip.next_header, start).result().is_ok()
     };
-    redirect::is_on()
+    (HANDS_OVER.get() != 0 || redirect::is_on())
         && src.is_unicast()
         && dst.is_unicast()
         && !is_followed()

@@ -164,7 +164,7 @@ fn error<A: Forward>(
         PacketHook::Egress | PacketHook::HeaderlessEgress | PacketHook::Lo => Hook::EGRESS,
         PacketHook::Anchor => Hook::ANCHOR,
     };
-    if HANDS_OVER.get() != 0 && at == Hook::INGRESS && handover::is_forged::<A>(skb, link) {
+    if HANDS_OVER.get() != 0 && at == Hook::INGRESS && handover::is_spoofed::<A>(skb, link) {
         return Outcome::new(Err(Reason::Spoofed));
     }
     let outcome = icmp::<A>(skb, link, at, mark, memory.lend());
