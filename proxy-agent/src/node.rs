@@ -110,11 +110,9 @@ impl Node {
         let handover = if options.hands_over {
             Handover::new(rows.inherited_handover()?)
         } else {
-            // Without their program, the devices of an earlier agent would take anyone's packets.
-            proxy_net::tunnel::remove(&handle)
-                .await
-                .context("remove the tunnel devices of another mode")?;
-            Handover::default()
+            // They are deleted after this node's Lease, so that an agent that ends before finds them.
+            let are_left = proxy_net::tunnel::shut(&handle).await;
+            Handover::off(are_left.context("bring the tunnel devices of another mode down")?)
         };
         let mut node = Self {
             // In host mode the host has no pods to detect, and no Node object with their networks.

@@ -10,6 +10,7 @@ use std::cell::Cell;
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use axum::Router;
@@ -18,8 +19,9 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rtnetlink::Handle;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::agent::{Agent, Inbox, Kernel, PassSchedule, Reports, Setup};
@@ -52,13 +54,15 @@ use proxy_source::Source;
 use proxy_source::events::{self, Events};
 use proxy_source::health::Health;
 use proxy_source::journal::Journal;
-use proxy_source::peers::{self, PeerSource, Peering};
+use proxy_source::peers::{self, PeerList};
 
 pub use outside::OutsideStates;
 pub use prepare::{Prepared, prepare};
 
 /// The maximum number of inputs, and of device events, that wait for the agent.
 const QUEUE: usize = 4_096;
+/// The time for the withdrawal of this node's Lease before the programs end.
+const WITHDRAWAL: Duration = Duration::from_secs(5);
 
 /// Runs until a stop signal, or until a failure that a restart may fix.
 ///
@@ -210,7 +214,8 @@ async fn work(
     let (route_sender, routes) = mpsc::channel(1);
     let (rule_sender, rules) = mpsc::channel(1);
     let (peer_list, peer_source) = peers::peers();
-    let peering = peering(settings.node.hands_over, peer_source, &host.netlink).await?;
+    let withdrawn = peer_list.withdrawn.clone();
+    let hands_over = settings.node.hands_over;
     let mut inbox = Inbox {
         inputs,
         links,
@@ -244,6 +249,7 @@ async fn work(
         watched.clone(),
     )
     .await?;
+    let peering = node.peering(peer_source);
     let mut model = settings.model;
     let (outside, outside_states) = outside::start(
         OutsideOptions {
@@ -307,6 +313,7 @@ async fn work(
         lost_nodes,
         ready::announce(mode, &agent_handle),
         history::keep(&agent_handle),
+        remove_tunnels(hands_over, withdrawn, &host.netlink),
     );
     let answers = control::serve(socket, agent_handle.clone(), paths);
     // The end of any part ends the agent; its supervisor restarts it.
@@ -328,19 +335,22 @@ async fn work(
             Ok(())
         }
     };
-    let left = leave(agent, &host.cleans_up).await;
+    let left = leave(agent, &host.cleans_up, &mut inbox.peers).await;
     end.and(left)
 }
 
-/// Returns the source's part in the hand-over of clients.
-async fn peering(hands_over: bool, link: PeerSource, handle: &Handle) -> Result<Peering> {
-    Ok(if hands_over {
-        Peering::On(link)
-    } else if tunnel::exists(handle).await? {
-        Peering::Withdraw
-    } else {
-        Peering::Off
-    })
+/// Deletes the tunnel devices of an earlier agent with the mode, once its Lease is deleted.
+async fn remove_tunnels(
+    hands_over: bool,
+    mut withdrawn: watch::Receiver<bool>,
+    handle: &Handle,
+) -> Result<Infallible> {
+    if !hands_over && withdrawn.wait_for(|withdrawn| *withdrawn).await.is_ok() {
+        tunnel::remove(handle)
+            .await
+            .context("remove the tunnel devices of another mode")?;
+    }
+    std::future::pending().await
 }
 
 /// Waits for a task that must not end, and returns the error.
@@ -395,11 +405,15 @@ fn desired_in(loaded: &Loaded, node_name: Option<String>, options: ModelOptions)
 }
 
 /// Detaches the programs if they would end with this process, else leaves them to the next agent.
-async fn leave(agent: Agent, cleans_up: &Cell<bool>) -> Result<()> {
+async fn leave(agent: Agent, cleans_up: &Cell<bool>, peers: &mut PeerList) -> Result<()> {
     if agent.persistence_kind() == PersistenceKind::Nothing {
         cleans_up.set(true);
     }
     if cleans_up.get() {
+        // Until the Lease is deleted, other nodes hand clients over to this node.
+        if timeout(WITHDRAWAL, peers.withdraw()).await.is_err() {
+            warn!("this node's Lease in kpx-handover is not deleted: delete it");
+        }
         return agent.detach().await;
     }
     agent.hand_over().await;
@@ -434,6 +448,7 @@ async fn tend(
     lost_nodes: LostNodesTask,
     ready: impl Future<Output = Infallible>,
     history: impl Future<Output = Infallible>,
+    tunnels: impl Future<Output = Result<Infallible>>,
 ) -> Result<()> {
     let abort = async {
         match stale {
@@ -448,6 +463,7 @@ async fn tend(
         result = lost_nodes.run() => result,
         never = ready => match never {},
         never = history => match never {},
+        result = tunnels => result.map(|never| match never {}),
     }
 }
 

@@ -341,10 +341,13 @@ fn the_tunnel_devices_go_with_the_mode_and_its_preconditions() {
         n2.stop()?;
         let n2 = Agent::start(lab, &lab.n2, base.cluster.source())?;
         for device in TUNNELS {
-            ensure!(is_up(&lab.n2, device)?.is_none(), "{device}");
+            ensure!(is_up(&lab.n2, device)? != Some(true), "{device}");
         }
         wait_until(DEADLINE, "n2 withdraws its Lease", || {
             Ok(server.get("Lease", LEASES, "n2").is_none())
+        })?;
+        wait_until(DEADLINE, "n2 removes its devices", || {
+            Ok(is_up(&lab.n2, TUNNELS[0])?.is_none() && is_up(&lab.n2, TUNNELS[1])?.is_none())
         })?;
         masquerades(lab)?;
         n2.stop()?;
@@ -475,7 +478,7 @@ fn attack(base: &ServedLab, _n1: &Agent, n2: &Agent, family: Family) -> Result<(
             "handover_refused",
         ),
         (
-            "a pod in a node's name",
+            "a pod with a node's address",
             "p2b",
             ip("n1"),
             client(40_002),

@@ -57,6 +57,19 @@ pub async fn set_up(handle: &Handle, index: u32, is_up: bool) -> anyhow::Result<
     })
 }
 
+/// Brings the devices of an earlier agent down: without their program they take every sender's
+/// packets. Returns true if one of them exists.
+pub async fn shut(handle: &Handle) -> anyhow::Result<bool> {
+    let mut exists = false;
+    for name in NAMES {
+        if let Some((link, true)) = find(handle, name).await? {
+            exists = true;
+            set_up(handle, link.index, false).await?;
+        }
+    }
+    Ok(exists)
+}
+
 /// Returns true if one of the devices exists.
 pub async fn exists(handle: &Handle) -> anyhow::Result<bool> {
     for name in NAMES {

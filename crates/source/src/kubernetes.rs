@@ -133,10 +133,10 @@ pub(super) async fn run(
     let mut recorder = Recorder::new(node_name.unwrap_or_default(), events);
     let mut watches = Watches::new(node_name, options);
     let own_name = node_name.unwrap_or_default();
-    let mut withdraws = matches!(peers, Peering::Withdraw);
-    let mut handover = match peers {
-        Peering::On(link) => Some(Handover::new(own_name, link)),
-        Peering::Off | Peering::Withdraw => None,
+    let (mut handover, mut withdraws) = match peers {
+        Peering::On(link) => (Some(Handover::new(own_name, link)), None),
+        Peering::Withdraw(link) => (None, Some(link)),
+        Peering::Off => (None, None),
     };
     let outage = Outage::new();
     // At the start, an unreadable file is the operator's mistake.
@@ -153,12 +153,14 @@ pub(super) async fn run(
         let handed_over = async {
             match &mut handover {
                 Some(handover) => handover.run(&clients, health, &outage).await,
-                None if withdraws => {
-                    handover::withdraw(&clients.limited, own_name).await;
-                    withdraws = false;
+                None => {
+                    if let Some(link) = &withdraws {
+                        let is_gone = handover::withdraw(&clients.limited, own_name).await;
+                        link.withdrawn.send_replace(is_gone);
+                    }
+                    withdraws = None;
                     pending().await
                 }
-                None => pending().await,
             }
         };
         tokio::select! {

@@ -37,6 +37,18 @@ pub struct PeerList {
     pub offer: watch::Sender<Offer>,
     /// `None` until the nodes and their offers are read.
     pub peers: watch::Receiver<Option<Peers>>,
+    /// True while no Lease has an offer of this node, after a withdrawal.
+    pub withdrawn: watch::Receiver<bool>,
+}
+
+impl PeerList {
+    /// Withdraws this node's offer, and waits until that is done. Returns at once where the mode is
+    /// off.
+    pub async fn withdraw(&mut self) {
+        self.offer.send_replace(Offer::Nothing);
+        // An error means that the source has no part in the hand-over.
+        let _withdrawn = self.withdrawn.wait_for(|withdrawn| *withdrawn).await;
+    }
 }
 
 /// The source's half.
@@ -44,6 +56,7 @@ pub struct PeerList {
 pub struct PeerSource {
     pub(crate) offer: watch::Receiver<Offer>,
     pub(crate) peers: watch::Sender<Option<Peers>>,
+    pub(crate) withdrawn: watch::Sender<bool>,
 }
 
 /// The source's part in the hand-over.
@@ -52,7 +65,7 @@ pub enum Peering {
     /// The mode is off.
     Off,
     /// The mode is off, and was on before: the source withdraws the offer of an earlier agent.
-    Withdraw,
+    Withdraw(PeerSource),
     On(PeerSource),
 }
 
@@ -60,14 +73,17 @@ pub enum Peering {
 pub fn peers() -> (PeerList, PeerSource) {
     let (offer_sender, offer) = watch::channel(Offer::Unknown);
     let (peer_sender, peers) = watch::channel(None);
+    let (withdrawn_sender, withdrawn) = watch::channel(false);
     (
         PeerList {
             offer: offer_sender,
             peers,
+            withdrawn,
         },
         PeerSource {
             offer,
             peers: peer_sender,
+            withdrawn: withdrawn_sender,
         },
     )
 }

@@ -9,7 +9,7 @@ use proxy_common::device::Device;
 use proxy_core::model::AbleNodes;
 use proxy_net::{fib, link, tunnel};
 use proxy_source::health::{Health, Problem};
-use proxy_source::peers::{Offer, Peers};
+use proxy_source::peers::{Offer, PeerSource, Peering, Peers};
 use tracing::info;
 
 use super::{Node, all};
@@ -31,6 +31,8 @@ pub(super) struct Handover {
     targets: BTreeMap<String, Vec<IpAddr>>,
     /// A node that accepts packets, and gets none because they would have another source.
     misrouted: Option<String>,
+    /// The mode is off, and an earlier agent has left its devices.
+    are_left: bool,
 }
 
 /// The rows of an earlier agent.
@@ -49,6 +51,14 @@ impl Handover {
         }
     }
 
+    /// Returns the state without the mode, whose tunnel devices may be left.
+    pub(super) fn off(are_left: bool) -> Self {
+        Self {
+            are_left,
+            ..Self::default()
+        }
+    }
+
     /// Returns true for an address of this node's Node object.
     pub(super) fn is_own(&self, addr: IpAddr) -> bool {
         match (&self.peers, &self.inherited) {
@@ -60,7 +70,17 @@ impl Handover {
 }
 
 impl Node {
-    /// Makes or restores the tunnel devices if the host permits them, else removes them. Call this
+    /// Returns the source's part in the hand-over of clients.
+    pub fn peering(&self, link: PeerSource) -> Peering {
+        match self.options.hands_over {
+            true => Peering::On(link),
+            false if self.handover.are_left => Peering::Withdraw(link),
+            false => Peering::Off,
+        }
+    }
+
+    /// Makes or restores the tunnel devices if the host permits them, else removes them. After another
+    /// failure they stay. Call this
     /// with a complete list of devices.
     pub(super) async fn fit_tunnels(&mut self) -> Result<()> {
         if !self.options.hands_over {

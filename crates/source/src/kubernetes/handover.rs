@@ -289,6 +289,9 @@ impl State {
     /// Sets the time of a write if this node's Lease differs from its offer.
     fn schedule(&mut self) {
         let offer = *self.link.offer.borrow();
+        let is_withdrawn =
+            offer == Offer::Nothing && self.leases.is_some() && self.own_lease().is_none();
+        self.link.withdrawn.send_replace(is_withdrawn);
         let is_due = match offer {
             Offer::Unknown => false,
             Offer::Nothing => self.own_lease().is_some(),
@@ -452,12 +455,13 @@ fn object(lease: &HandoverLease) -> Lease {
     }
 }
 
-/// Deletes the Lease of a node on which the mode is off now. Returns once that is done, or forbidden.
-pub(super) async fn withdraw(client: &Client, node_name: &str) {
+/// Deletes the Lease of a node on which the mode is off now. Returns true once that is done, and
+/// false if it is forbidden.
+pub(super) async fn withdraw(client: &Client, node_name: &str) -> bool {
     let leases = Api::namespaced(client.clone(), NAMESPACE);
     loop {
         let error = match delete(&leases, node_name).await {
-            Ok(()) => return,
+            Ok(()) => return true,
             Err(error) => error,
         };
         let is_denied = matches!(&error, kube::Error::Api(status) if status.code == 403);
@@ -466,7 +470,7 @@ pub(super) async fn withdraw(client: &Client, node_name: &str) {
             "deleting Lease {NAMESPACE}/{node_name} failed: other nodes hand clients over to this node until it is deleted"
         );
         if is_denied {
-            return;
+            return false;
         }
         sleep(RETRY).await;
     }
