@@ -46,6 +46,10 @@ const RETRY: Duration = Duration::from_secs(10);
 /// The time by which each node of the cluster spreads the writes of all nodes after a change of the
 /// nodes: 50 writes per second, each of which reaches every agent.
 const SPREAD: Duration = Duration::from_millis(20);
+/// The time in which another agent accepts this node, besides the spread of all writes.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The nodes that a problem names.
+const NAMED: usize = 3;
 /// The updates that wait for [`State`].
 const QUEUE: usize = 256;
 
@@ -77,6 +81,10 @@ struct State {
     seen: (BTreeMap<ObjectName, (String, Vec<IpAddr>)>, u64),
     /// The time of the next write.
     write_at: Option<Instant>,
+    /// The failure of the last write, while the Lease differs from the offer.
+    failure: Option<String>,
+    /// The nodes with a Lease that do not accept this node, and since when.
+    unaccepting: BTreeMap<String, Instant>,
 }
 
 /// The Node object in which its addresses were first read.
@@ -106,6 +114,8 @@ impl Handover {
                 since: None,
                 seen: (BTreeMap::new(), 0),
                 write_at: None,
+                failure: None,
+                unaccepting: BTreeMap::new(),
             },
         }
     }
@@ -134,6 +144,7 @@ impl State {
     ) -> Infallible {
         let leases = Api::namespaced(client.clone(), NAMESPACE);
         loop {
+            let next_report = self.next_report();
             tokio::select! {
                 update = found.recv() => {
                     self.take(update);
@@ -148,18 +159,80 @@ impl State {
                 },
                 () = at(self.write_at) => {
                     self.write_at = None;
-                    match self.write(&leases).await {
-                        Ok(()) => health.end(&Problem::Handover),
-                        Err(error) => {
-                            let why = format!("write Lease {NAMESPACE}/{}: {}", self.node_name, explain(&error));
-                            health.begin(&Problem::Handover, why);
-                            self.write_at = Some(Instant::now() + RETRY);
-                        }
+                    self.failure = None;
+                    if let Err(error) = self.write(&leases).await {
+                        let why = format!("write Lease {NAMESPACE}/{}: {}", self.node_name, explain(&error));
+                        self.failure = Some(why);
+                        self.write_at = Some(Instant::now() + RETRY);
                     }
                 }
+                () = at(next_report) => {}
             }
             self.schedule();
+            match self.problem() {
+                Some(why) => health.begin(&Problem::Handover, why),
+                None => health.end(&Problem::Handover),
+            }
         }
+    }
+
+    /// Returns the failure of the last write, or the names of the nodes that do not accept this node.
+    fn problem(&self) -> Option<String> {
+        if self.failure.is_some() {
+            return self.failure.clone();
+        }
+        let now = Instant::now();
+        let late = |(name, since): (_, &Instant)| (*since + self.patience() <= now).then_some(name);
+        let late: Vec<&String> = self.unaccepting.iter().filter_map(late).collect();
+        let (named, more) = late.split_at(late.len().min(NAMED));
+        let named: Vec<_> = named.iter().map(|name| name.as_str()).collect();
+        let more = match more.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        (!late.is_empty()).then(|| {
+            format!(
+                "clients outside of backends at {}{more} are masqueraded, because the agents there have not accepted this node for {} s: check these agents",
+                named.join(", "),
+                self.patience().as_secs()
+            )
+        })
+    }
+
+    /// Returns the time at which the next node is late.
+    fn next_report(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let times = self
+            .unaccepting
+            .values()
+            .map(|since| *since + self.patience());
+        times.filter(|time| *time > now).min()
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE + self.spread()
+    }
+
+    /// Returns the time by which all nodes spread their writes.
+    fn spread(&self) -> Duration {
+        let nodes = self.nodes.as_ref().map_or(0, BTreeMap::len);
+        SPREAD * u32::try_from(nodes).unwrap_or(u32::MAX)
+    }
+
+    /// Notes which nodes do not accept this node, once this node's Lease is written: without it, this
+    /// node expects nothing.
+    fn note_unaccepting(&mut self) {
+        let now = Instant::now();
+        let is_offered =
+            matches!(*self.link.offer.borrow(), Offer::Accepts(_)) && self.own_lease().is_some();
+        let unaccepting = self
+            .foreign_leases()
+            .filter(|(lease, _)| is_offered && !self.accepts(lease))
+            .map(|(lease, _)| lease.name.name.to_string());
+        let since = |name: &String| self.unaccepting.get(name).copied().unwrap_or(now);
+        self.unaccepting = unaccepting
+            .map(|name| (name.clone(), since(&name)))
+            .collect();
     }
 
     fn take(&mut self, update: Option<Found>) {
@@ -288,6 +361,7 @@ impl State {
 
     /// Sets the time of a write if this node's Lease differs from its offer.
     fn schedule(&mut self) {
+        self.note_unaccepting();
         let offer = *self.link.offer.borrow();
         let is_withdrawn =
             offer == Offer::Nothing && self.leases.is_some() && self.own_lease().is_none();
@@ -303,9 +377,9 @@ impl State {
         };
         if !is_due {
             self.write_at = None;
+            self.failure = None;
         } else if self.write_at.is_none() {
-            let nodes = self.nodes.as_ref().map_or(0, BTreeMap::len);
-            let spread = SPREAD * u32::try_from(nodes).unwrap_or(u32::MAX);
+            let spread = self.spread();
             let delay = if offer == Offer::Nothing {
                 Duration::ZERO
             } else {

@@ -291,6 +291,58 @@ async fn a_later_version_counts_once_it_is_read() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nodes_that_do_not_accept_this_node_are_named_after_a_minute() {
+    let mut fixture = Fixture::new(vec![lease("n2", 4)]);
+    fixture.offers(Offer::Accepts(7));
+    assert_eq!(
+        fixture.state.next_report(),
+        None,
+        "this node has no Lease yet"
+    );
+    let own = fixture.written().unwrap();
+    fixture.reads(Found::Lease(Update::Put(Box::new(own))));
+    let late = fixture.state.next_report().unwrap();
+    assert_eq!(late, Instant::now() + PATIENCE + 2 * SPREAD);
+    tokio::time::advance(Duration::from_secs(30)).await;
+    fixture.reads(Found::Lease(Update::Put(Box::new(lease("n2", 3)))));
+    assert_eq!(fixture.state.problem(), None, "n2 has time left");
+    tokio::time::advance(Duration::from_secs(31)).await;
+    let why = fixture.state.problem().unwrap();
+    assert!(why.contains(" at n2 are masqueraded"), "{why}");
+    assert_eq!(fixture.state.next_report(), None);
+    fixture.reads(Found::Lease(Update::Put(Box::new(lease("n2", 5)))));
+    assert_eq!(fixture.state.problem(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_write_is_over_once_nothing_is_due() {
+    let mut fixture = Fixture::new(vec![]);
+    fixture.offers(Offer::Accepts(7));
+    fixture.state.failure = Some("forbidden".to_owned());
+    fixture.offers(Offer::Accepts(7));
+    assert!(
+        fixture.state.problem().is_some(),
+        "the Lease is not written"
+    );
+    fixture.offers(Offer::Nothing);
+    assert_eq!(fixture.state.problem(), None, "there is nothing to write");
+    assert!(*fixture.list.withdrawn.borrow());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_withdrawal_is_done_once_the_lease_is_gone() {
+    let own = HandoverLease {
+        since: Some(5),
+        ..lease("n1", 7)
+    };
+    let mut fixture = Fixture::new(vec![own.clone()]);
+    fixture.offers(Offer::Nothing);
+    assert!(!*fixture.list.withdrawn.borrow());
+    fixture.reads(Found::Lease(Update::Del(own.name)));
+    assert!(*fixture.list.withdrawn.borrow());
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_order_of_addresses_is_no_change() {
     let mut fixture = Fixture::new(vec![lease("n2", 5)]);
     fixture.reads(put(node("n1", 8, &["192.0.2.1", "2001:db8::1"])));
