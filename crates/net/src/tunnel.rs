@@ -9,7 +9,7 @@ use netlink_packet_route::link::{
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 use tracing::info;
 
-use super::link::{self, Link};
+use super::link::{self, Link, LinkKind};
 use super::netlink::Handle;
 use super::sysctl;
 
@@ -31,6 +31,18 @@ pub fn obstacle<'a>(mut links: impl Iterator<Item = &'a Link>) -> Option<String>
         "device {} is up: another program has its tunnels there, and kpx's would take its packets",
         other.name
     ))
+}
+
+/// Returns the interface indexes of the devices that exist, as [`ensure`] does; `None` unless all do.
+pub fn known<'a>(links: impl Iterator<Item = &'a Link>) -> Option<[u32; 2]> {
+    let mut known = [0; 2];
+    for link in links.filter(|link| link.kind == LinkKind::Other) {
+        if let Some(nth) = NAMES.iter().position(|name| *name == &*link.name) {
+            known[nth] = link.index;
+        }
+    }
+    let has_all = known[0] != 0 && (known[1] != 0 || !sysctl::has_ipv6());
+    has_all.then_some(known)
 }
 
 /// Creates the devices, or corrects them. New devices are down: see [`set_up`]. Returns the interface

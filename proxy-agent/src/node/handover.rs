@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::Result;
 use proxy_common::device::Device;
 use proxy_core::model::AbleNodes;
 use proxy_net::{fib, link, tunnel};
@@ -19,7 +19,7 @@ use super::{Node, all};
 pub(super) struct Handover {
     /// The interface indexes of the devices, for IPv4 and IPv6. `None` while a precondition fails.
     devices: Option<[u32; 2]>,
-    /// The reason why this node neither hands packets over nor takes packets over.
+    /// The reason why this node has no devices, or the failure that leaves them as they are.
     obstacle: Option<String>,
     /// What an earlier agent has left to the programs, until devices and rules are read.
     inherited: Option<Inherited>,
@@ -87,34 +87,36 @@ impl Node {
             return Ok(());
         }
         let before = self.handover.devices;
-        let made = self.make_tunnels().await;
-        (self.handover.devices, self.handover.obstacle) = match made {
-            Ok(devices) => (Some(devices), None),
-            Err(error) => (None, Some(format!("{error:#}"))),
+        let obstacle = self.tunnel_obstacle();
+        let is_forbidden = obstacle.is_some();
+        let made = match obstacle {
+            Some(obstacle) => (None, Some(obstacle)),
+            None => match tunnel::ensure(&self.handle).await {
+                Ok(devices) => (Some(devices), None),
+                // The kernel or another program refuses for now. The next full list tries again.
+                Err(error) => (
+                    before.or_else(|| tunnel::known(self.devices.links().values())),
+                    Some(format!("{error:#}")),
+                ),
+            },
         };
+        (self.handover.devices, self.handover.obstacle) = made;
         self.programs.takes_over = self.handover.devices.is_some();
         if before != self.handover.devices {
             info!(devices = ?self.handover.devices, "external forwarding");
         }
-        if self.handover.obstacle.is_some() {
+        if is_forbidden {
             tunnel::remove(&self.handle).await?;
         }
         self.find_targets().await
     }
 
-    async fn make_tunnels(&self) -> Result<[u32; 2]> {
-        ensure!(
-            link::tunnels_hide_outer_headers(),
-            "the kernel is older than Linux 5.14, where programs see the outer headers of tunnels"
-        );
-        if let Some(obstacle) = self.tunnel_obstacle() {
-            bail!("{obstacle}");
-        }
-        tunnel::ensure(&self.handle).await
-    }
-
-    /// Returns the use of tunnels by another program, which kpx's would disturb.
+    /// Returns the reason why this host must not have the devices: its kernel, or the use of tunnels
+    /// by another program, which kpx's would disturb.
     fn tunnel_obstacle(&self) -> Option<String> {
+        if !link::tunnels_hide_outer_headers() {
+            return Some("the kernel is older than Linux 5.14, where programs see the outer headers of tunnels".to_owned());
+        }
         tunnel::obstacle(self.devices.links().values())
     }
 
@@ -167,6 +169,9 @@ impl Node {
             return;
         }
         let why = match (&self.handover.obstacle, &self.handover.misrouted) {
+            (Some(failure), _) if self.handover.devices.is_some() => Some(format!(
+                "the tunnel devices stay as they are until kpx can correct them: {failure}"
+            )),
             (Some(obstacle), _) => Some(format!(
                 "clients outside are masqueraded, and other nodes masquerade those of this node's backends: {obstacle}"
             )),
