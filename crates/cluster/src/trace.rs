@@ -100,7 +100,7 @@ pub(crate) struct Traced {
     onward: Option<Onward>,
 }
 
-/// What happens to the translated packet on the backend's node.
+/// What happens to the packet on the backend's node.
 struct Onward {
     /// `None` if the request for the backend's node failed.
     node: Option<String>,
@@ -187,8 +187,8 @@ async fn ask(
     Ok(last)
 }
 
-fn arguments(from: &str, to: &str, count: u32) -> [String; 5] {
-    [
+fn arguments(from: &str, to: &str, count: u32) -> Vec<String> {
+    vec![
         "trace".to_owned(),
         format!("--from={from}"),
         format!("--to={to}"),
@@ -213,14 +213,20 @@ fn parsed<T: DeserializeOwned>(answer: Answer) -> Result<T> {
 
 /// A packet as it leaves the client's node.
 #[derive(Debug, PartialEq, Eq)]
-struct Translated {
+struct Sent {
     source: SocketAddr,
+    /// The backend, or the address of the Service if the packet is handed over.
+    destination: SocketAddr,
     backend: SocketAddr,
     protocol: &'static str,
     service: String,
 }
 
-impl Translated {
+impl Sent {
+    fn is_handed_over(&self) -> bool {
+        self.destination != self.backend
+    }
+
     /// Returns the packet of a trace that leads to a backend elsewhere.
     fn of(trace: &Value) -> Option<Self> {
         let outcome = &trace["outcome"];
@@ -231,9 +237,15 @@ impl Translated {
         if outcome["verdict"] != "forward" || backend["local"] != false {
             return None;
         }
+        let backend = at(backend)?;
+        let destination = match outcome["handedOver"].as_bool() {
+            Some(true) => trace["packet"]["to"].as_str()?.parse().ok()?,
+            _ => backend,
+        };
         Some(Self {
             source: at(&outcome["source"])?,
-            backend: at(backend)?,
+            destination,
+            backend,
             protocol: protocols.find(|known| trace["packet"]["protocol"] == *known)?,
             service: format!("{}/{}", namespace?, name?),
         })
@@ -246,7 +258,7 @@ impl Translated {
     }
 }
 
-/// Traces the translated packet on the backend's node, which the client's node knows from the
+/// Traces the packet on the backend's node, which the client's node knows from the
 /// EndpointSlice. `None` if the backend is on the client's node or on no node.
 async fn onward(
     client: &Client,
@@ -255,7 +267,7 @@ async fn onward(
     trace: &Value,
     limit: Duration,
 ) -> Option<Onward> {
-    let packet = Translated::of(trace)?;
+    let packet = Sent::of(trace)?;
     let services = packet.services();
     let services: Result<Vec<ServiceView>> =
         async { parsed(exec::run(client, at, &services, limit, LONGEST).await?) }.await;
@@ -274,8 +286,11 @@ async fn onward(
     let there = async {
         let at = pods::find(client, connect, std::slice::from_ref(&node)).await?;
         let at = at.first().context("a node to ask")?;
-        let to = format!("{}/{}", packet.backend, packet.protocol);
-        let arguments = arguments(&packet.source.to_string(), &to, 1);
+        let to = format!("{}/{}", packet.destination, packet.protocol);
+        let mut arguments = arguments(&packet.source.to_string(), &to, 1);
+        if packet.is_handed_over() {
+            arguments.push("--handed-over".to_owned());
+        }
         parsed(exec::run(client, at, &arguments, limit, LONGEST).await?)
     };
     let trace = there.await;
@@ -490,17 +505,20 @@ mod tests {
     }
 
     #[test]
-    fn packet_to_a_backend_of_another_node_goes_on_as_translated() {
-        let elsewhere = Translated::of(&trace(json!({"at": "10.244.2.2:8080", "local": false})));
-        let expected = Translated {
+    fn packet_to_a_backend_of_another_node_goes_on_as_it_was_sent() {
+        let mut elsewhere = trace(json!({"at": "10.244.2.2:8080", "local": false}));
+        let expected = |destination: &str| Sent {
             source: "10.244.1.2:32768".parse().unwrap(),
+            destination: destination.parse().unwrap(),
             backend: "10.244.2.2:8080".parse().unwrap(),
             protocol: "tcp",
             service: "shop/web".to_owned(),
         };
-        assert_eq!(elsewhere, Some(expected));
+        assert_eq!(Sent::of(&elsewhere), Some(expected("10.244.2.2:8080")));
+        elsewhere["outcome"]["handedOver"] = json!(true);
+        assert_eq!(Sent::of(&elsewhere), Some(expected("10.96.0.1:80")));
         for here in [json!({"at": "10.244.1.3:8080", "local": true}), Value::Null] {
-            assert_eq!(Translated::of(&trace(here)), None);
+            assert_eq!(Sent::of(&trace(here)), None);
         }
     }
 
@@ -508,7 +526,7 @@ mod tests {
     fn name_of_a_node_stands_behind_all_flags() {
         let mut trace = trace(json!({"at": "10.244.2.2:8080", "local": false}));
         trace["outcome"]["service"]["namespace"] = json!("--output=yaml");
-        let command = Translated::of(&trace).unwrap().services();
+        let command = Sent::of(&trace).unwrap().services();
         let expected = ["services", "--output=json", "--", "--output=yaml/web"];
         assert_eq!(command, expected);
     }

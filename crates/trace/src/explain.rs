@@ -1,6 +1,7 @@
 //! Explains the programs' decision: the map rows that led to it, and the reason.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use proxy_common::addr::{Addr, SockAddr};
 use proxy_common::counter::Reason;
@@ -21,6 +22,7 @@ use proxy_core::tables::set_name;
 
 pub(crate) fn outcome<A: Addr>(
     input: &TraceInput<A>,
+    client: SocketAddr,
     dialled: &FrontendKey<A>,
     run: &Run<A>,
 ) -> Outcome {
@@ -33,6 +35,10 @@ pub(crate) fn outcome<A: Addr>(
     let set = chosen.and_then(|decision| set(input, &decision));
     let flow = match &run.disposition {
         Disposition::Forward(flow) => Some(flow),
+        _ => None,
+    };
+    let handed_over = match &run.disposition {
+        Disposition::HandOver(backend) => Some(backend),
         _ => None,
     };
     let redirect = redirected::service(input, dialled);
@@ -101,10 +107,17 @@ pub(crate) fn outcome<A: Addr>(
             .decision
             .filter(|_| verdict != Verdict::Pass)
             .map(|decision| origin(decision.origin)),
-        backend: flow.map(|flow| backend(flow, met.as_ref())),
+        backend: match handed_over {
+            Some(backend) => Some(elsewhere(backend)),
+            None => flow.map(|flow| backend(flow, met.as_ref())),
+        },
         set,
-        source: flow.map(|flow| source(input, flow, met.as_ref())),
+        source: match handed_over {
+            Some(_) => Some(unchanged(client)),
+            None => flow.map(|flow| source(input, flow, met.as_ref())),
+        },
         affinity_hit,
+        handed_over: handed_over.is_some(),
     }
 }
 
@@ -135,6 +148,7 @@ pub(crate) fn tally<A: Addr>(runs: &[Run<A>]) -> Vec<Tally> {
         let (verdict, reason) = verdict(run);
         let backend = match &run.disposition {
             Disposition::Forward(flow) => Some(flow.backend),
+            Disposition::HandOver(backend) => Some(SockAddr::new(backend.addr, backend.port)),
             _ => None,
         };
         *counts.entry((verdict, reason, backend)).or_default() += 1;
@@ -154,7 +168,7 @@ pub(crate) fn tally<A: Addr>(runs: &[Run<A>]) -> Vec<Tally> {
 
 fn verdict<A: Addr>(run: &Run<A>) -> (Verdict, Option<Reason>) {
     match run.disposition {
-        Disposition::Forward(_) => (Verdict::Forward, None),
+        Disposition::Forward(_) | Disposition::HandOver(_) => (Verdict::Forward, None),
         Disposition::Reject(reason) => (Verdict::Reject, Some(reason)),
         Disposition::Drop(reason) => (Verdict::Drop, Some(reason)),
         Disposition::Pass(reason) => (Verdict::Pass, Some(reason)),
@@ -245,15 +259,37 @@ fn set<A: Addr>(input: &TraceInput<A>, decision: &Decision<A>) -> Option<Set> {
             false => set_name(decision.set).to_owned(),
         },
         algorithm: match service.algorithm.known() {
+            // All nodes choose alike from this set.
+            _ if decision.set == frontend::Set::DIRECT => Algorithm::Maglev,
             Some(Choice::Random) => Algorithm::Random,
             Some(Choice::Maglev) => Algorithm::Maglev,
             Some(Choice::RoundRobin) => Algorithm::RoundRobin,
             Some(Choice::LeastConnections) => Algorithm::LeastConnections,
             None => Algorithm::Unknown,
         },
-        affinity_seconds: Some(service.affinity_secs).filter(|&secs| secs != 0),
+        affinity_seconds: Some(service.affinity_secs)
+            .filter(|&secs| secs != 0 && decision.set != frontend::Set::DIRECT),
         backends: backends.collect(),
     })
+}
+
+/// Describes the backend of a packet that is handed over to the backend's node.
+fn elsewhere<A: Addr>(backend: &frontend::Backend<A>) -> Backend {
+    Backend {
+        at: format!("{:?}", SockAddr::new(backend.addr, backend.port)),
+        local: false,
+        weight: None,
+    }
+}
+
+/// Describes the source of a packet that is handed over.
+fn unchanged(client: SocketAddr) -> Source {
+    Source {
+        at: client.to_string(),
+        masqueraded: false,
+        explanation: "the packet goes unchanged to the backend's node, which translates it and answers the client directly"
+            .to_owned(),
+    }
 }
 
 fn backend<A: Addr>(flow: &Flow<A>, met: Option<&Decision<A>>) -> Backend {
@@ -460,7 +496,8 @@ pub fn remedy(reason: Reason) -> &'static [&'static str] {
             "If the count grows steadily, capture the senders: tcpdump -ni any 'ip proto 4 or ip6 proto 41'.",
         ],
         Reason::NotHandedOver => &[
-            "The connection has ended: its backend is gone, or the client's place in the table belongs to another backend now.",
+            "The connection has ended: its backend is gone, or another backend has the client's place now.",
+            "A few are normal while endpoints change.",
         ],
         Reason::NotIp
         | Reason::Vlan

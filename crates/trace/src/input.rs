@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::device::{Device, Node, OwnAddr};
-use proxy_common::frontend::FrontendKey;
+use proxy_common::frontend::{FrontendKey, Service};
 use proxy_common::share;
 
 use crate::outside_reach::Outside;
@@ -35,11 +35,27 @@ pub(crate) struct TraceInput<A: Addr> {
     /// The known names of service ports; the maps have no names.
     pub(crate) names: BTreeMap<FrontendKey<A>, PortName>,
     pub(crate) entry: Entry,
+    /// The packet's mark.
+    pub(crate) mark: u32,
     pub(crate) notes: Notes,
     /// The note if the client counts as outside the cluster.
     pub(crate) external_client_note: Option<String>,
     /// What a machine outside the cluster cannot reach; `None` on a node.
     pub(crate) outside: Option<Outside>,
+}
+
+impl<A: Addr> TraceInput<A> {
+    /// Returns true if the agent runs with `--external-forwarding dsr`, as far as the tables show.
+    pub(crate) fn hands_over(&self) -> bool {
+        let mut services = self.tables.services.values();
+        services.any(|service| service.has(Service::HANDS_OVER))
+    }
+
+    /// Returns the link address of the device at which the packet enters.
+    pub(crate) fn mac(&self) -> [u8; 6] {
+        let device = self.devices.get(&self.entry.ifindex);
+        device.map_or([0; 6], |device| device.mac)
+    }
 }
 
 #[derive(Clone, Debug, Default)]

@@ -74,6 +74,9 @@ pub struct TraceArgs<N: NodeFlags> {
     /// Ingress device of the packet. Default: the device of the kernel's route to the client.
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["host", "manifests"])]
     in_device: Option<String>,
+    /// Treat the packet as handed over by another node (--external-forwarding dsr).
+    #[arg(long, conflicts_with_all = ["host", "manifests"])]
+    handed_over: bool,
     /// Run directory of the agent whose tables are used.
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
@@ -208,6 +211,7 @@ async fn of_family<A: Family, N: NodeFlags>(
             let packet_args = PacketArgs {
                 from,
                 host: args.host,
+                is_handed_over: args.handed_over,
                 in_device: args.in_device.as_deref(),
             };
             let (input, from) = live.input::<A>(&packet_args, &to).await?;
@@ -243,6 +247,7 @@ fn send<A: Family, N: NodeFlags>(
     let dialled = sock_addr(to.addr)?;
     let outcome = explain::outcome(
         &input,
+        from,
         &FrontendKey::new(dialled.addr, dialled.port, to.proto),
         first,
     );

@@ -14,7 +14,7 @@ use proxy_common::addr::Proto;
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::connect::Connects;
 use proxy_common::counter::Reason;
-use proxy_common::device::pod_net;
+use proxy_common::device::{HANDED_OVER_MARK, pod_net};
 use proxy_common::frontend::{
     EndpointKey, FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange,
 };
@@ -41,6 +41,8 @@ pub(crate) struct PacketArgs<'a> {
     /// The client's address; `None` for a packet of the host from any of the host's addresses.
     pub(crate) from: Option<SocketAddr>,
     pub(crate) host: bool,
+    /// Another node has handed the packet over.
+    pub(crate) is_handed_over: bool,
     pub(crate) in_device: Option<&'a str>,
 }
 
@@ -139,6 +141,10 @@ impl Live {
             connections: self.rows(maps.connections)?,
             shares: self.shares(from.ip())?,
             entry: nowhere,
+            mark: match packet_args.is_handed_over {
+                true => HANDED_OVER_MARK,
+                false => 0,
+            },
             notes: Notes::default(),
             external_client_note: None,
             outside: Outside::of(&self.status),

@@ -167,6 +167,7 @@ impl<R: NodeRules> Folder<R> {
             names: port_names(&Names::new(frontend_names(&snapshot)), tables),
             entry: self.entry(from.ip(), host, to, &node_devices),
             notes,
+            mark: 0,
             external_client_note: None,
             outside: None,
         };

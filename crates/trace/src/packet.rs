@@ -7,13 +7,18 @@ use crc::{CRC_32_ISCSI, Crc};
 use etherparse::{PacketBuilder, ip_number};
 use proxy_common::addr::Proto;
 
-/// Returns the packet that opens a flow: an Ethernet frame with a SYN, UDP datagram or SCTP INIT.
-pub(crate) fn opener(from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Vec<u8>> {
+/// Returns the packet that opens a flow: an Ethernet frame with a SYN, UDP datagram or SCTP INIT,
+/// for a device with this link address.
+pub(crate) fn opener(
+    from: SocketAddr,
+    to: SocketAddr,
+    proto: Proto,
+    device: [u8; 6],
+) -> Result<Vec<u8>> {
     const CLIENT_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-    const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
     const HOPS: u8 = 64;
     const WINDOW: u16 = 64_240;
-    let ethernet = PacketBuilder::ethernet2(CLIENT_MAC, NODE_MAC);
+    let ethernet = PacketBuilder::ethernet2(CLIENT_MAC, device);
     let ip = match (from, to) {
         (SocketAddr::V4(from), SocketAddr::V4(to)) => {
             ethernet.ipv4(from.ip().octets(), to.ip().octets(), HOPS)
@@ -76,6 +81,7 @@ mod tests {
     use super::*;
 
     const CLIENTS: [&str; 2] = ["10.244.1.10:4000", "[fd00:10:244:1::10]:4000"];
+    const DEVICE: [u8; 6] = [2, 0, 0, 0, 0, 2];
     const TARGETS: [&str; 2] = ["10.96.0.10:80", "[fd00:10:96::10]:80"];
 
     fn frames(proto: Proto) -> [Vec<u8>; 2] {
@@ -84,6 +90,7 @@ mod tests {
                 CLIENTS[n].parse().unwrap(),
                 TARGETS[n].parse().unwrap(),
                 proto,
+                DEVICE,
             )
             .unwrap()
         })
@@ -158,6 +165,7 @@ mod tests {
             CLIENTS[0].parse().unwrap(),
             TARGETS[1].parse().unwrap(),
             Proto::TCP,
+            DEVICE,
         )
         .unwrap_err();
         assert_eq!(

@@ -25,6 +25,9 @@ use proxy_datapath::verifier;
 pub(crate) struct Programs<A: Addr> {
     ebpf: Ebpf,
     entry: Entry,
+    /// The link address of the entry's device.
+    mac: [u8; 6],
+    mark: u32,
     /// The counters after the last packet, summed over all CPUs.
     counters: Vec<u64>,
     no_decision: Decision<A>,
@@ -34,6 +37,8 @@ pub(crate) struct Programs<A: Addr> {
 pub(crate) enum Disposition<A: Addr> {
     /// The packet was sent to a backend, and opened this flow.
     Forward(Flow<A>),
+    /// The packet was sent unchanged to the node of this backend.
+    HandOver(Backend<A>),
     Pass(Reason),
     Drop(Reason),
     /// The packet was rejected: the client got an answer.
@@ -80,6 +85,8 @@ impl<A: Family> Programs<A> {
         if let Some(shares) = &input.shares {
             loader.override_global(names::FLOW_ROOM, &shares.room, true);
         }
+        let hands_over = u32::from(input.hands_over());
+        loader.override_global(names::HANDS_OVER, &hands_over, true);
         let mut ebpf = loader
             .load(object)
             .context("load a copy of the kernel programs")?;
@@ -103,6 +110,8 @@ impl<A: Family> Programs<A> {
         let mut programs = Self {
             ebpf,
             entry: input.entry.clone(),
+            mac: input.mac(),
+            mark: input.mark,
             counters,
             no_decision,
         };
@@ -113,7 +122,7 @@ impl<A: Family> Programs<A> {
     /// Sends the first packet of a flow through the program.
     pub(crate) fn run(&mut self, from: SocketAddr, to: SocketAddr, proto: Proto) -> Result<Run<A>> {
         self.forget_decision()?;
-        let action = self.test_run(&packet::opener(from, to, proto)?)?;
+        let action = self.test_run(&packet::opener(from, to, proto, self.mac)?)?;
         let counted = self.counted()?;
         let reason = Reason::ALL
             .into_iter()
@@ -121,6 +130,10 @@ impl<A: Family> Programs<A> {
         let disposition = match reason {
             None if counted(Event::Forwarded.into()) => {
                 Disposition::Forward(self.take_flow(from, to, proto)?)
+            }
+            None if counted(Event::HandedOver.into()) => {
+                let decision = self.decision()?.context("a packet without a decision")?;
+                Disposition::HandOver(decision.backend)
             }
             // No route of kpx covers such an address, so a packet of the host never reaches this
             // hook.
@@ -157,8 +170,11 @@ impl<A: Family> Programs<A> {
     /// Runs the program, and returns its action (linux/pkt_cls.h).
     fn test_run(&self, frame: &[u8]) -> Result<i32> {
         let name = self.entry.program;
-        let context =
-            (self.entry.ifindex != LO).then(|| SkBuff::new([(Field::IFINDEX, self.entry.ifindex)]));
+        let fields = [
+            (Field::IFINDEX, self.entry.ifindex),
+            (Field::MARK, self.mark),
+        ];
+        let context = (self.entry.ifindex != LO).then(|| SkBuff::new(fields));
         let ran = test_run(self.program()?, frame, context.as_ref(), &mut []);
         Ok(ran
             .with_context(|| format!("run {name} as on device {}", self.entry.device))?

@@ -74,6 +74,9 @@ pub struct Outcome {
     pub source: Option<Source>,
     /// True if session affinity chose the backend.
     pub affinity_hit: bool,
+    /// True if the packet goes unchanged to the backend's node, which translates it.
+    #[serde(default)]
+    pub handed_over: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

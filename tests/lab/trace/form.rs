@@ -26,6 +26,7 @@ fn trace_shows_a_forwarded_packet() -> Result<()> {
             outcome.explanation "the only backend"
             outcome.frontend.at "*:30004/tcp"
             outcome.frontend.kind "node-port"
+            outcome.handedOver false
             outcome.origin "outside"
             outcome.reason null
             outcome.remedy []
@@ -70,6 +71,7 @@ fn trace_shows_a_rejected_packet() -> Result<()> {
             outcome.explanation "the service has no endpoint that serves"
             outcome.frontend.at "*:30003/tcp"
             outcome.frontend.kind "node-port"
+            outcome.handedOver false
             outcome.origin "outside"
             outcome.reason "no_endpoints"
             outcome.remedy[0] "kpx backends default/empty shows the endpoints."
