@@ -97,7 +97,7 @@ fn borrow<'run, A: Net>(
 
 /// Calls [`find`] with the packet and the decision of the hook.
 #[global_fn(kpx_find4, kpx_find6)]
-fn find_frontend<A: Net>(memory: Memory) -> Result<(), Reason> {
+pub fn find_frontend<A: Net>(memory: Memory) -> Result<(), Reason> {
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
     let (scratch, decision) = borrow::<A>(memory)?;
     find(&scratch.packet, node, &mut scratch.service, decision)

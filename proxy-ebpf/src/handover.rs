@@ -7,16 +7,16 @@ use proxy_common::flow::Hook;
 use proxy_common::frontend::{FrontendKind, Service, Set, SlotKey};
 use proxy_common::hook::PacketHook;
 use proxy_common::peer::{Peer, PeerKey};
-use proxy_common::policy::Decision;
+use proxy_common::policy::{Decision, Origin};
 use proxy_macros::global_fn;
 
-use crate::maps::{self, Memory, Scratch};
+use crate::maps::{self, DecisionMemory, Memory, Scratch};
 use crate::net::{FragmentPart, Net, NextHop, route};
 use crate::outcome::{Action, Outcome};
 use crate::packet::{FIRST, Packet, Reading};
 use crate::setting::HANDS_OVER;
 use crate::skb::{LinkHeader, Skb};
-use crate::{fragment, lookup, packet, select};
+use crate::{decide, fragment, lookup, packet, select};
 
 /// Sends the packet of the scratch, with the decision about it, to the node of the backend. Returns
 /// [`Outcome::NOT_ESTABLISHED`] if that node does not take clients over.
@@ -39,29 +39,82 @@ fn to_node<A: Net>(skb: Skb, memory: Memory) -> Result<Option<Action>, Reason> {
     if decision.set != Set::DIRECT || tunnel == 0 || !skb.is_ours() {
         return Ok(None);
     }
-    if !decision.backend.is_tunnelled()
-        || decision.kind == FrontendKind::NODE_PORT && !is_of_node_object(&scratch.packet.dst.addr)
-    {
+    if !is_of_another_node(&scratch.packet, decision) {
         return if scratch.packet.opens_again() {
             Ok(None)
         } else {
             Err(Reason::NotHandedOver)
         };
     }
+    let found = skb.found();
+    if found.marks & FIRST != 0 {
+        fragment::remember::<A>(skb, true);
+    }
+    into_tunnel(skb, found.link(), scratch, decision, tunnel).map(Some)
+}
+
+/// Returns true if the packet goes to a backend whose node takes clients over.
+#[inline(always)]
+fn is_of_another_node<A: Net>(packet: &Packet<A>, decision: &Decision<A>) -> bool {
+    decision.backend.is_tunnelled()
+        && (decision.kind != FrontendKind::NODE_PORT || is_of_node_object(&packet.dst.addr))
+}
+
+/// Sends a packet to the node of the backend that the client of `scratch.packet` has.
+#[inline(always)]
+fn into_tunnel<A: Net>(
+    skb: Skb,
+    link: LinkHeader,
+    scratch: &Scratch<A>,
+    decision: &Decision<A>,
+    tunnel: u32,
+) -> Result<Action, Reason> {
     let index = select::direct_slot(&scratch.packet.src, &scratch.service, decision);
     let slot = SlotKey::new(decision.service, Set::NODES, index as u16);
     let node = maps::slot(&slot).ok_or(Reason::StaleSlot)?.addr;
     if node.is_unspecified() {
         return Err(Reason::StaleSlot);
     }
-    let found = skb.found();
-    if found.marks & FIRST != 0 {
-        fragment::remember::<A>(skb, true);
-    }
-    let keeps_whole = skb.gso_size() == 0 && is_kept_whole::<A>(skb, found.link());
+    let keeps_whole = skb.gso_size() == 0 && is_kept_whole::<A>(skb, link);
     skb.set_tunnel(node.words(), is_v4::<A>(), keeps_whole)?;
     maps::count(Event::HandedOver);
-    Ok(Some(skb.redirect(tunnel, 0)))
+    Ok(skb.redirect(tunnel, 0))
+}
+
+/// Sends the ICMP error of the scratch to the node that answers the client, if the error is about
+/// such an answer. A router may send it to any node.
+#[global_fn(kpx_hand_over_error4, kpx_hand_over_error6)]
+pub fn send_error<A: Net>(skb: Skb, link: LinkHeader, memory: Memory) -> Outcome {
+    Outcome::new(try_send_error::<A>(skb, link, memory))
+}
+
+#[inline(always)]
+fn try_send_error<A: Net>(
+    skb: Skb,
+    link: LinkHeader,
+    mut memory: Memory,
+) -> Result<Action, Reason> {
+    const LEFT_ALONE: Reason = Reason::Protocol;
+    let tunnel = maps::tunnel(is_v4::<A>());
+    let is_of_pod = maps::place_of(skb.ifindex()).0 & Device::POD != 0;
+    let (scratch, decision) = memory.lend().scratch::<A>().ok_or(LEFT_ALONE)?;
+    let decision = decision.get::<A>().ok_or(LEFT_ALONE)?;
+    if tunnel == 0 || is_of_pod || !skb.is_ours() || maps::again(&scratch.handed_over) {
+        return Err(LEFT_ALONE);
+    }
+    scratch.error.answers(&mut scratch.packet);
+    decision.origin = Origin::EXTERNAL;
+    decide::find_frontend::<A>(memory.lend()).map_err(|_| LEFT_ALONE)?;
+    let (scratch, decision) = memory.scratch::<A>().ok_or(LEFT_ALONE)?;
+    let decision = decision.get::<A>().ok_or(LEFT_ALONE)?;
+    if decision.set != Set::DIRECT {
+        return Err(LEFT_ALONE);
+    }
+    select::direct(&scratch.packet.src, &scratch.service, decision)?;
+    if !is_of_another_node(&scratch.packet, decision) {
+        return Err(LEFT_ALONE);
+    }
+    into_tunnel(skb, link, scratch, decision, tunnel)
 }
 
 /// Returns true if the backend's node knows the address as this node's. A node port at another
@@ -98,6 +151,7 @@ pub fn receive<A: Net>(skb: Skb, mut memory: Memory) -> i32 {
     let parsed = packet::parse::<A>(skb, Hook::INGRESS, reading, memory.lend());
     let outcome = match parsed {
         Ok(()) => take::<A>(skb, memory),
+        Err(Reason::Protocol) => take_error::<A>(skb, memory),
         Err(reason) => Outcome::new(Err(reason)),
     };
     match outcome.result() {
@@ -117,20 +171,49 @@ fn take<A: Net>(skb: Skb, memory: Memory) -> Outcome {
 
 #[inline(always)]
 fn try_take<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
-    let sender = skb
-        .tunnel_source(is_v4::<A>())
-        .and_then(|addr| peer::<A>(addr))
-        .ok_or(Reason::HandoverRefused)?;
     let (Scratch { packet, .. }, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
-    let decision = decision.get::<A>().ok_or(Reason::FlowsFull)?;
-    if !is_for_frontend(packet, sender, decision) {
-        return Err(Reason::HandoverRefused);
-    }
+    check_frontend(skb, packet, decision)?;
     if skb.found().marks & FIRST != 0 {
         // The uplink's hook may come after the next packet here. It removes the ports again.
         fragment::remember::<A>(skb, true);
     }
-    into_uplink::<A>(skb, packet)
+    into_uplink(skb, &packet.src.addr, &packet.dst.addr)
+}
+
+/// Judges a packet of another protocol: an ICMP error may be about an answer of this node.
+#[inline(never)]
+fn take_error<A: Net>(skb: Skb, memory: Memory) -> Outcome {
+    Outcome::new(try_take_error::<A>(skb, memory))
+}
+
+#[inline(always)]
+fn try_take_error<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
+    let (Scratch { packet, error, .. }, decision) =
+        memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
+    error.read(skb, LinkHeader::None)?;
+    error.answers(packet);
+    check_frontend(skb, packet, decision)?;
+    into_uplink(skb, error.src(), error.dst())
+}
+
+/// Refuses a packet that did not come from a node of this cluster, or does not go to a frontend
+/// that this node serves for that node.
+#[inline(always)]
+fn check_frontend<A: Net>(
+    skb: Skb,
+    packet: &Packet<A>,
+    decision: DecisionMemory,
+) -> Result<(), Reason> {
+    let sender = skb
+        .tunnel_source(is_v4::<A>())
+        .and_then(|addr| peer::<A>(addr))
+        .ok_or(Reason::HandoverRefused)?;
+    let decision = decision.get::<A>().ok_or(Reason::FlowsFull)?;
+    if is_for_frontend(packet, sender, decision) {
+        Ok(())
+    } else {
+        Err(Reason::HandoverRefused)
+    }
 }
 
 /// Returns true if the packet goes to an external frontend of a Service that hands clients over, or
@@ -142,13 +225,11 @@ fn is_for_frontend<A: Net>(packet: &Packet<A>, sender: Peer, decision: &mut Deci
             decision.kind,
             FrontendKind::EXTERNAL_IP | FrontendKind::LOAD_BALANCER
         );
-    let is_node_port = || peer::<A>(packet.dst.addr.words()) == Some(sender);
-    if !is_external
-        && !(is_node_port() && lookup::node_port(packet.dst.port, packet.proto, decision))
-    {
-        return false;
-    }
-    maps::service(&decision.service).is_some_and(|service| service.has(Service::HANDS_OVER))
+    let is_of_sender = || peer::<A>(packet.dst.addr.words()) == Some(sender);
+    let is_frontend =
+        is_external || is_of_sender() && lookup::node_port(packet.dst.port, packet.proto, decision);
+    is_frontend
+        && maps::service(&decision.service).is_some_and(|service| service.has(Service::HANDS_OVER))
 }
 
 #[inline(always)]
@@ -159,15 +240,13 @@ fn peer<A: Net>(addr: [u32; 4]) -> Option<Peer> {
     })
 }
 
-/// Puts the packet into the ingress of the device by which the route to its client leads, which must
+/// Puts the packet into the ingress of the device by which the route to its source leads, which must
 /// not lead to a pod. The hook there validates the source, because the kernel cannot see the tunnel.
 #[inline(always)]
-fn into_uplink<A: Net>(skb: Skb, packet: &Packet<A>) -> Result<Action, Reason> {
+fn into_uplink<A: Net>(skb: Skb, src: &A, dst: &A) -> Result<Action, Reason> {
     const NO_UPLINK: u32 = Device::POD | Device::POD_BRIDGE | Device::HEADERLESS;
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
-    let NextHop::Device(ifindex) =
-        route(skb, node.anchor_ifindex, &packet.dst.addr, &packet.src.addr)?
-    else {
+    let NextHop::Device(ifindex) = route(skb, node.anchor_ifindex, dst, src)? else {
         return Err(Reason::Spoofed);
     };
     let device = maps::device(ifindex).ok_or(Reason::Spoofed)?;

@@ -14,9 +14,11 @@ use proxy_common::flow::{AtHook, Flow, FlowKey, Hook, Kind, Seen};
 
 use crate::maps::{Memory, Scratch};
 use crate::net::{At, FragmentPart, Net, leads_back, way};
+use crate::packet::Packet;
 use crate::redirect::{self, Forward};
+use crate::setting::HANDS_OVER;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
-use crate::{Action, host, maps};
+use crate::{Action, handover, host, maps};
 
 /// The length of an ICMP header, and the least transport bytes in a quote (RFC 792).
 const HEADER_LEN: u32 = 8;
@@ -71,12 +73,7 @@ pub fn run<A: Forward>(
     mut memory: Memory,
 ) -> Result<Action, Reason> {
     let (Scratch { error, .. }, _) = memory.lend().scratch::<A>().ok_or(Reason::Protocol)?;
-    error.parse(skb, link)?;
-    error.quote.parse(skb, error.icmp + HEADER_LEN, error.end)?;
-    // An error goes to the sender of the quoted packet.
-    if error.quote.src.addr != error.dst {
-        return Err(Reason::Protocol);
-    }
+    error.read(skb, link)?;
     if hook == Hook::INGRESS && skb.is_seen_before() {
         return Err(Reason::SeenBefore);
     }
@@ -90,8 +87,11 @@ pub fn run<A: Forward>(
     {
         return delivered;
     }
-    let (Scratch { error, flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::Protocol)?;
+    let (Scratch { error, flow, .. }, _) = memory.lend().scratch::<A>().ok_or(Reason::Protocol)?;
     if maps::flow(&error.key(hook), flow).is_none() {
+        if HANDS_OVER.get() != 0 && hook == Hook::INGRESS {
+            return handover::send_error::<A>(skb, link, memory).result();
+        }
         return Err(Reason::Protocol);
     }
     // Only at egress can an earlier hook have left a mark.
@@ -226,6 +226,26 @@ fn at_anchor<A: Net>(skb: Skb, error: &mut Error<A>, flow: &Flow<A>) -> Result<A
 }
 
 impl<A: Net> Error<A> {
+    /// Reads an error and its quote.
+    #[inline(always)]
+    pub fn read(&mut self, skb: Skb, link: LinkHeader) -> Result<(), Reason> {
+        self.parse(skb, link)?;
+        self.quote.parse(skb, self.icmp + HEADER_LEN, self.end)?;
+        // An error goes to the sender of the quoted packet.
+        if self.quote.src.addr != self.dst {
+            return Err(Reason::Protocol);
+        }
+        Ok(())
+    }
+
+    /// Sets the ends of the packet that the quoted packet answers.
+    #[inline(always)]
+    pub fn answers(&self, packet: &mut Packet<A>) {
+        packet.src = self.quote.dst;
+        packet.dst = self.quote.src;
+        packet.proto = self.quote.proto;
+    }
+
     #[inline(never)]
     fn parse(&mut self, skb: Skb, link: LinkHeader) -> Result<(), Reason> {
         let header = A::header(skb, link)?;

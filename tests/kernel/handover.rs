@@ -56,6 +56,17 @@ fn node_ports_at_other_addresses_are_masqueraded() -> Result<()> {
 }
 
 #[test]
+fn errors_about_answers_go_to_the_node_of_the_backend() -> Result<()> {
+    for mut fixture in fixtures()? {
+        set_tunnels(&fixture, 77)?;
+        fixture.rows("handover::errors_about_answers_go_to_the_node_of_the_backend/on")?;
+        fixture.mark = HANDED_OVER_MARK;
+        fixture.rows("handover::errors_about_answers_go_to_the_node_of_the_backend/marked")?;
+    }
+    Ok(())
+}
+
+#[test]
 fn flows_from_before_the_mode_stay() -> Result<()> {
     for mut fixture in fixtures()? {
         set_tunnels(&fixture, 0)?;
