@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::agent::{Agent, DEADLINE, SERVICE_PORT, Service, idle, kpx, wait_until};
 use testbed::echo::{Answer, Connection, Dial, Protocol, pattern};
 use testbed::kernel;
@@ -169,6 +169,74 @@ fn keeps_address(base: &ServedLab, n1: &Agent, n2: &Agent) -> Result<()> {
     Ok(())
 }
 
+/// A router sends "too big" about an answer to the Service's address, so to n1.
+#[test]
+fn answers_fit_a_narrow_path_whatever_node_hears_of_it() {
+    with_nodes(Layout::Routed, |base, _, _| {
+        let lab = &base.lab;
+        lab.set_narrow(true)?;
+        for family in Family::ALL {
+            let answer = dial(lab, Protocol::Tcp, vip(11, family), &pattern(200_000))?;
+            ensure!(answer.backend == "p2a" && is_x(lab, &answer), "{answer:?}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn traces_follow_a_packet_over_both_nodes() {
+    with_nodes(Layout::Routed, |base, n1, n2| {
+        let lab = &base.lab;
+        for family in Family::ALL {
+            let client = SocketAddr::new(lab.x.addrs.ip(family), 40_100);
+            let backend = SocketAddr::new(lab.host("p2a").addrs.ip(family), PORT);
+            let node_port = SocketAddr::new(lab.n1.host.addrs.ip(family), NODE_PORT);
+            for to in [vip(11, family), node_port] {
+                for (agent, node, flag, handed_over) in [
+                    (n1, &lab.n1, "", true),
+                    (n2, &lab.n2, "--handed-over", false),
+                ] {
+                    let outcome = &trace(
+                        agent,
+                        node,
+                        &format!("--from {client} --to {to} {flag}"),
+                    )?["outcome"];
+                    let found = [
+                        &outcome["verdict"],
+                        &outcome["handedOver"],
+                        &outcome["backend"]["at"],
+                        &outcome["backend"]["local"],
+                        &outcome["source"]["at"],
+                    ];
+                    let expected = [
+                        json!("forward"),
+                        json!(handed_over),
+                        json!(backend.to_string()),
+                        json!(!handed_over),
+                        json!(client.to_string()),
+                    ];
+                    ensure!(
+                        found.into_iter().eq(&expected),
+                        "{to} at {}: {outcome:#}",
+                        node.host.name
+                    );
+                }
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+fn trace(agent: &Agent, node: &Node, arguments: &str) -> Result<Value> {
+    let run_dir = agent.run_dir().display();
+    let line = format!("trace --run-dir {run_dir} --output json {arguments}");
+    let output = kpx(&node.host.ns, &line)?;
+    ensure!(output.status.success(), "{line}: {output:?}");
+    serde_json::from_slice(&output.stdout).context("parse the trace")
+}
+
 /// Opens connections of both families to `both`.
 fn hold(lab: &Lab, of_family: usize) -> Result<Vec<Connection>> {
     let mut held = Vec::new();
@@ -184,15 +252,19 @@ fn hold(lab: &Lab, of_family: usize) -> Result<Vec<Connection>> {
 
 /// Uses each connection. Returns the backends.
 fn use_all(lab: &Lab, held: &mut [Connection], when: &str) -> Result<BTreeSet<String>> {
-    let mut backends = BTreeSet::new();
-    for connection in held {
-        let answer = connection
-            .exchange(b"still there?")
-            .map_err(|fault| anyhow::anyhow!("{when}: {fault}"))?;
-        ensure!(is_x(lab, &answer), "{answer:?}");
-        backends.insert(answer.backend);
-    }
-    Ok(backends)
+    let backends = held.iter_mut().map(|connection| use_one(lab, connection));
+    backends
+        .collect::<Result<_>>()
+        .with_context(|| when.to_owned())
+}
+
+/// Uses a connection. Returns its backend.
+fn use_one(lab: &Lab, connection: &mut Connection) -> Result<String> {
+    let answer = connection
+        .exchange(b"still there?")
+        .map_err(|fault| anyhow::anyhow!("{fault}"))?;
+    ensure!(is_x(lab, &answer), "{answer:?}");
+    Ok(answer.backend)
 }
 
 #[test]
@@ -207,6 +279,46 @@ fn connections_live_on_when_another_node_gets_their_packets() {
         }
         ensure!(count(n1, "events", "handed_over")? > 0);
         Ok(())
+    })
+    .unwrap();
+}
+
+/// The router spreads connections over both nodes, withdraws n1, and then n1 dies with its backend.
+#[test]
+fn connections_to_other_backends_survive_the_loss_of_their_entry_node() {
+    with_agents(Layout::Routed, |base, n1, n2| {
+        let lab = &base.lab;
+        lab.spread_external_routes()?;
+        let mut held = hold(lab, 40)?;
+        for agent in [&n1, &n2] {
+            ensure!(
+                count(agent, "events", "handed_over")? > 0,
+                "{}",
+                counts(agent)
+            );
+        }
+        lab.set_external_route(&lab.n2)?;
+        use_all(lab, &mut held, "n1 is withdrawn")?;
+        let mut elsewhere = Vec::new();
+        for mut connection in held {
+            if use_one(lab, &mut connection)? == "p2a" {
+                elsewhere.push(connection);
+            }
+        }
+        ensure!(elsewhere.len() > 20, "{} of 80", elsewhere.len());
+        lab.n1.host.ns.ip("link set eth0 down")?;
+        use_all(lab, &mut elsewhere, "n1 is dead")?;
+        base.put(
+            &Service::new("both", 12, &["p2a"], PORT).load_balancer(EXTERNAL.host(12), "VIP"),
+        )?;
+        wait_until(DEADLINE, "new connections have the other backend", || {
+            // The SYNs of some reach the dead node until n2 has the change.
+            let fresh = hold(lab, 5).and_then(|mut fresh| use_all(lab, &mut fresh, "fresh"));
+            Ok(fresh.is_ok_and(|backends| backends.len() == 1))
+        })?;
+        use_all(lab, &mut elsewhere, "with the backends that are left")?;
+        n1.crash()?;
+        n2.stop()
     })
     .unwrap();
 }
@@ -367,12 +479,12 @@ fn the_tunnel_devices_go_with_the_mode_and_its_preconditions() {
 fn only_node_ports_at_addresses_of_the_node_object_are_handed_over() {
     with_nodes(Layout::Routed, |base, _, _| {
         let lab = &base.lab;
-        let other = "198.51.100.77".parse()?;
+        let other: IpAddr = "192.0.2.77".parse()?;
         lab.n1
             .host
             .ns
             .ip(&format!("address add {other}/32 dev lo"))?;
-        lab.x.ns.ip(&format!(
+        lab.fabric.ns.ip(&format!(
             "route add {other}/32 via {}",
             lab.n1.host.addrs.v4
         ))?;

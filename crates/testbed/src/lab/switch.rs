@@ -134,6 +134,23 @@ impl Lab {
         self.fabric.ns.ip(&routes.join("\n"))
     }
 
+    /// Routes ExternalIPs and load balancer addresses in the fabric to both nodes, by the hash of each
+    /// connection.
+    pub fn spread_external_routes(&self) -> Result<()> {
+        let fabric = &self.fabric.ns;
+        for family in Family::ALL {
+            let policy = format!("{family}/fib_multipath_hash_policy").to_lowercase();
+            fabric.sysctl(&policy, "1")?;
+            let ways: String = self
+                .nodes()
+                .into_iter()
+                .map(|node| format!(" nexthop via {}", node.host.addrs.ip(family)))
+                .collect();
+            fabric.ip(&format!("route replace {}{ways}", EXTERNAL.cidr(family)))?;
+        }
+        Ok(())
+    }
+
     /// Limits packets from the fabric to outside to 1400 bytes, or removes the limit. Hosts detect
     /// the limit only by ICMP errors.
     pub fn set_narrow(&self, on: bool) -> Result<()> {
