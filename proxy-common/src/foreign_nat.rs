@@ -46,6 +46,18 @@ impl ForeignNat {
         }
     }
 
+    /// Returns the row of a TCP connection after a reply.
+    #[inline(always)]
+    pub const fn after_reply(self, now_secs: u32) -> Self {
+        if self.ended != 0 {
+            return self;
+        }
+        Self {
+            until_secs: now_secs.saturating_add(silence_secs(Proto::TCP, false)),
+            ..self
+        }
+    }
+
     #[inline(always)]
     pub const fn is_there(&self, now_secs: u32) -> bool {
         self.until_secs > now_secs

@@ -11,7 +11,8 @@
 //!
 //! Datagrams that leave from a UDP frontend's port, such as those of the host's NTP client, are
 //! stored as well. What comes back is a reply ([`is_answer`]), as for conntrack, and opens no flow
-//! to the frontend.
+//! to the frontend. Where packets without a flow are handed over to other nodes, the same holds for
+//! TCP.
 
 use proxy_common::addr::{Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
@@ -32,7 +33,7 @@ use crate::net::Net;
 use crate::open;
 use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
-use crate::setting::timeouts;
+use crate::setting::{HANDS_OVER, timeouts};
 
 /// Returns true if a packet with this source and these signals must be tracked as a foreign NAT
 /// connection.
@@ -40,26 +41,46 @@ use crate::setting::timeouts;
 pub fn counts<A: Net>(src: &SockAddr<A>, proto: Proto, signals: Signals) -> bool {
     // The helper needs the address in memory; the caller has the source in registers.
     let addr = src.addr;
-    if proto == Proto::UDP {
-        return maps::own_addr_here(&addr)
-            .is_some_and(|own| may_be(src, proto, signals) || is_frontend(addr, src.port, own));
+    if may_meet_frontend(proto) && is_known_by(proto, signals) {
+        return maps::own_addr_here(&addr).is_some_and(|own| {
+            may_be(src, proto, signals) || is_frontend(addr, src.port, proto, own)
+        });
     }
     may_be(src, proto, signals) && maps::own_addr_here(&addr).is_some()
 }
 
-/// Returns true if datagrams to this port of the node's address open flows.
-#[inline(never)]
-fn is_frontend<A: Net>(addr: A, port: Port, own: OwnAddr) -> bool {
-    maps::has_frontend(&FrontendKey::new(addr, port, Proto::UDP))
-        || own.takes_node_ports()
-            && maps::has_frontend(&FrontendKey::<A>::node_port(port, Proto::UDP))
+/// Returns true if a reply to the host could be taken for a packet to a frontend.
+#[inline(always)]
+fn may_meet_frontend(proto: Proto) -> bool {
+    proto == Proto::UDP || HANDS_OVER.get() != 0 && proto == Proto::TCP
 }
 
-/// Returns true if a datagram is the reply to a tracked datagram.
+/// Returns true if packets to this port of the node's address go to a Service.
+#[inline(never)]
+fn is_frontend<A: Net>(addr: A, port: Port, proto: Proto, own: OwnAddr) -> bool {
+    maps::has_frontend(&FrontendKey::new(addr, port, proto))
+        || own.takes_node_ports() && maps::has_frontend(&FrontendKey::<A>::node_port(port, proto))
+}
+
+/// Returns true if a packet is the reply to a tracked packet. A TCP connection's row records only
+/// the packets that begin and end it, so each reply prolongs the row.
 #[inline(never)]
 pub fn is_answer<A: Net>(packet: &Packet<A>) -> bool {
-    packet.proto == Proto::UDP
-        && maps::foreign_nat(&packet.flow_key(Hook::INGRESS)).is_there(about_now_secs())
+    if !may_meet_frontend(packet.proto) {
+        return false;
+    }
+    let key = packet.flow_key(Hook::INGRESS);
+    let (row, now_secs) = (maps::foreign_nat(&key), about_now_secs());
+    if !row.is_there(now_secs) {
+        return false;
+    }
+    if HANDS_OVER.get() != 0 && packet.proto == Proto::TCP {
+        let prolonged = row.after_reply(now_secs);
+        if prolonged.differs_from(&row) {
+            maps::set_foreign_nat(&key, &prolonged);
+        }
+    }
+    true
 }
 
 /// Returns the same for a source address of the node, except for a frontend's port.
@@ -150,7 +171,7 @@ fn summary<A: Net>(packet: &Packet<A>, is_seen_alone: bool) -> foreign_nat::Pack
         ends: packet.seen().has(Seen::FIN),
         resets: packet.resets(),
         is_seen_alone: packet.proto == Proto::TCP
-            && (is_seen_alone || is_low(packet.src.port.get())),
+            && (is_seen_alone || packet.src.port.get() < SOURCE_PORT_FIRST),
     }
 }
 

@@ -2,7 +2,7 @@
 //! hook of the tunnel devices. See "Handing clients over" in the README.
 
 use proxy_common::counter::{Event, Reason};
-use proxy_common::device::Device;
+use proxy_common::device::{Device, Node, pod_net};
 use proxy_common::flow::Hook;
 use proxy_common::frontend::{FrontendKind, Service, Set, SlotKey};
 use proxy_common::hook::PacketHook;
@@ -11,12 +11,12 @@ use proxy_common::policy::{Decision, Origin};
 use proxy_macros::global_fn;
 
 use crate::maps::{self, DecisionMemory, Memory, Scratch};
-use crate::net::{FragmentPart, Net, NextHop, route};
+use crate::net::{self, At, FragmentPart, Net, NextHop, route};
 use crate::outcome::{Action, Outcome};
 use crate::packet::{FIRST, Packet, Reading};
 use crate::setting::HANDS_OVER;
 use crate::skb::{LinkHeader, Skb};
-use crate::{decide, fragment, lookup, packet, select};
+use crate::{decide, foreign_nat, fragment, lookup, packet, select};
 
 /// Sends the packet of the scratch, with the decision about it, to the node of the backend. Returns
 /// [`Outcome::NOT_ESTABLISHED`] if that node does not take clients over.
@@ -95,14 +95,26 @@ fn try_send_error<A: Net>(
     mut memory: Memory,
 ) -> Result<Action, Reason> {
     const LEFT_ALONE: Reason = Reason::Protocol;
+    const PODS: u32 = Device::POD | Device::POD_BRIDGE;
+    let node = maps::node().ok_or(LEFT_ALONE)?;
     let tunnel = maps::tunnel(is_v4::<A>());
-    let is_of_pod = maps::place_of(skb.ifindex()).0 & Device::POD != 0;
+    let is_of_pod = maps::place_of(skb.ifindex()).0 & PODS != 0;
     let (scratch, decision) = memory.lend().scratch::<A>().ok_or(LEFT_ALONE)?;
     let decision = decision.get::<A>().ok_or(LEFT_ALONE)?;
-    if tunnel == 0 || is_of_pod || !skb.is_ours() || maps::again(&scratch.handed_over) {
+    if tunnel == 0
+        || is_of_pod
+        || node.has(Node::DRAINING | Node::HOST)
+        || !skb.is_ours()
+        || maps::again(&scratch.handed_over)
+    {
         return Err(LEFT_ALONE);
     }
     scratch.error.answers(&mut scratch.packet);
+    // The kernel judges the source of an error that it gets.
+    let (src, dst) = (scratch.error.src(), scratch.error.dst());
+    if foreign_nat::is_answer(&scratch.packet) || net::is_spoofed(skb, At::Here, src, dst) {
+        return Err(LEFT_ALONE);
+    }
     decision.origin = Origin::EXTERNAL;
     decide::find_frontend::<A>(memory.lend()).map_err(|_| LEFT_ALONE)?;
     let (scratch, decision) = memory.scratch::<A>().ok_or(LEFT_ALONE)?;
@@ -110,11 +122,11 @@ fn try_send_error<A: Net>(
     if decision.set != Set::DIRECT {
         return Err(LEFT_ALONE);
     }
-    select::direct(&scratch.packet.src, &scratch.service, decision)?;
+    select::direct(&scratch.packet.src, &scratch.service, decision).map_err(|_| LEFT_ALONE)?;
     if !is_of_another_node(&scratch.packet, decision) {
         return Err(LEFT_ALONE);
     }
-    into_tunnel(skb, link, scratch, decision, tunnel)
+    into_tunnel(skb, link, scratch, decision, tunnel).map_err(|_| LEFT_ALONE)
 }
 
 /// Returns true if the backend's node knows the address as this node's. A node port at another
@@ -193,7 +205,12 @@ fn try_take_error<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     error.read(skb, LinkHeader::None)?;
     error.answers(packet);
     check_frontend(skb, packet, decision)?;
-    into_uplink(skb, error.src(), error.dst())
+    // The sender has validated the router's address by its own routes.
+    let router = *error.src();
+    if maps::own_addr(&router).is_some() || maps::pod_net(router) & pod_net::NODE_CIDR != 0 {
+        return Err(Reason::Spoofed);
+    }
+    into_uplink(skb, &packet.src.addr, &packet.dst.addr)
 }
 
 /// Refuses a packet that did not come from a node of this cluster, or does not go to a frontend
@@ -240,13 +257,13 @@ fn peer<A: Net>(addr: [u32; 4]) -> Option<Peer> {
     })
 }
 
-/// Puts the packet into the ingress of the device by which the route to its source leads, which must
+/// Puts a packet into the ingress of the device by which the route to the client leads, which must
 /// not lead to a pod. The hook there validates the source, because the kernel cannot see the tunnel.
 #[inline(always)]
-fn into_uplink<A: Net>(skb: Skb, src: &A, dst: &A) -> Result<Action, Reason> {
+fn into_uplink<A: Net>(skb: Skb, client: &A, frontend: &A) -> Result<Action, Reason> {
     const NO_UPLINK: u32 = Device::POD | Device::POD_BRIDGE | Device::HEADERLESS;
     let node = maps::node().ok_or(Reason::NoNodeAddress)?;
-    let NextHop::Device(ifindex) = route(skb, node.anchor_ifindex, dst, src)? else {
+    let NextHop::Device(ifindex) = route(skb, node.anchor_ifindex, frontend, client)? else {
         return Err(Reason::Spoofed);
     };
     let device = maps::device(ifindex).ok_or(Reason::Spoofed)?;
@@ -308,6 +325,6 @@ pub fn is_spoofed<A: Net>(skb: Skb, link: LinkHeader) -> bool {
             // The kernel puts fragments together behind the hook, and needs the first.
             && header.part != FragmentPart::LATER
             && maps::own_addr(&header.dst).is_some()
-            && crate::net::is_spoofed(skb, crate::net::At::Here, &header.src, &header.dst)
+            && net::is_spoofed(skb, At::Here, &header.src, &header.dst)
     })
 }

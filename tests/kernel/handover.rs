@@ -62,6 +62,18 @@ fn errors_about_answers_go_to_the_node_of_the_backend() -> Result<()> {
         fixture.rows("handover::errors_about_answers_go_to_the_node_of_the_backend/on")?;
         fixture.mark = HANDED_OVER_MARK;
         fixture.rows("handover::errors_about_answers_go_to_the_node_of_the_backend/marked")?;
+        fixture.mark = 0;
+        fixture.rows("handover::errors_about_answers_go_to_the_node_of_the_backend/draining")?;
+    }
+    Ok(())
+}
+
+/// Netfilter masquerades from any port above 1,023.
+#[test]
+fn connections_of_other_programs_from_a_node_port_stay() -> Result<()> {
+    for mut fixture in fixtures()? {
+        set_tunnels(&fixture, 77)?;
+        fixture.rows("handover::connections_of_other_programs_from_a_node_port_stay/on")?;
     }
     Ok(())
 }
