@@ -54,6 +54,9 @@ pub(crate) fn outcome<A: Addr>(
             "a pod of this node, by the Service's local redirect"
         }
         (None, Some(set)) if set.backends.len() == 1 => "the only backend",
+        (None, Some(_)) if chosen.is_some_and(|decision| is_by_address(input, &decision)) => {
+            "the backend that every node has for this client's address (session affinity)"
+        }
         (None, Some(set)) if set.backends.iter().any(|backend| backend.weight.is_some()) => {
             set.algorithm.explain_weighted()
         }
@@ -119,6 +122,13 @@ pub(crate) fn outcome<A: Addr>(
         affinity_hit,
         handed_over: handed_over.is_some(),
     }
+}
+
+/// Returns true if all nodes choose the same backend for a client's address, whatever its port.
+fn is_by_address<A: Addr>(input: &TraceInput<A>, decision: &Decision<A>) -> bool {
+    let service = input.tables.services.get(&decision.service);
+    decision.set == frontend::Set::DIRECT
+        && service.is_some_and(|service| service.affinity_secs > 0)
 }
 
 fn full_name(service: &Service) -> Option<String> {
@@ -240,10 +250,16 @@ const REDIRECT: &str = "redirect";
 
 fn set<A: Addr>(input: &TraceInput<A>, decision: &Decision<A>) -> Option<Set> {
     let service = input.tables.services.get(&decision.service)?;
-    let slots = (0..service.count(decision.set))
-        .map(|index| SlotKey::new(decision.service, decision.set, index));
+    let is_direct = decision.set == frontend::Set::DIRECT;
+    // The direct set may be larger than the cluster's: it has neither hints nor ejections.
+    let count = if is_direct {
+        u16::MAX
+    } else {
+        service.count(decision.set)
+    };
+    let slots = (0..count).map(|index| SlotKey::new(decision.service, decision.set, index));
     let backends = slots
-        .filter_map(|slot| input.tables.slots.get(&slot))
+        .map_while(|slot| input.tables.slots.get(&slot))
         .map(|backend| Backend {
             at: format!("{:?}", SockAddr::new(backend.addr, backend.port)),
             local: backend.is_local(),
@@ -260,15 +276,14 @@ fn set<A: Addr>(input: &TraceInput<A>, decision: &Decision<A>) -> Option<Set> {
         },
         algorithm: match service.algorithm.known() {
             // All nodes choose alike from this set.
-            _ if decision.set == frontend::Set::DIRECT => Algorithm::Maglev,
+            _ if is_direct => Algorithm::Maglev,
             Some(Choice::Random) => Algorithm::Random,
             Some(Choice::Maglev) => Algorithm::Maglev,
             Some(Choice::RoundRobin) => Algorithm::RoundRobin,
             Some(Choice::LeastConnections) => Algorithm::LeastConnections,
             None => Algorithm::Unknown,
         },
-        affinity_seconds: Some(service.affinity_secs)
-            .filter(|&secs| secs != 0 && decision.set != frontend::Set::DIRECT),
+        affinity_seconds: Some(service.affinity_secs).filter(|&secs| secs != 0 && !is_direct),
         backends: backends.collect(),
     })
 }

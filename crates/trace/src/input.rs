@@ -6,7 +6,7 @@ use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::balance::{Affinity, AffinityKey};
 use proxy_common::device::{Device, Node, OwnAddr};
 use proxy_common::frontend::{FrontendKey, Service};
-use proxy_common::share;
+use proxy_common::{names, share};
 
 use crate::outside_reach::Outside;
 use proxy_core::desired::Snapshot;
@@ -49,6 +49,13 @@ impl<A: Addr> TraceInput<A> {
     pub(crate) fn hands_over(&self) -> bool {
         let mut services = self.tables.services.values();
         services.any(|service| service.has(Service::HANDS_OVER))
+    }
+
+    /// Returns true if packets that other nodes hand over can enter where the packet does.
+    pub(crate) fn takes_handed_over(&self) -> bool {
+        let device = self.devices.get(&self.entry.ifindex);
+        let is_uplink = device.is_some_and(|device| !device.is_pod());
+        self.hands_over() && is_uplink && self.entry.program == names::INGRESS
     }
 
     /// Returns the link address of the device at which the packet enters.

@@ -74,7 +74,8 @@ pub struct TraceArgs<N: NodeFlags> {
     /// Ingress device of the packet. Default: the device of the kernel's route to the client.
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["host", "manifests"])]
     in_device: Option<String>,
-    /// Treat the packet as handed over by another node (--external-forwarding dsr).
+    /// Treat the packet as handed over by another node (--external-forwarding dsr), as if its
+    /// tunnel header were in order.
     #[arg(long, conflicts_with_all = ["host", "manifests"])]
     handed_over: bool,
     /// Run directory of the agent whose tables are used.

@@ -155,6 +155,10 @@ impl Live {
             input.notes.warn([unhealthy.to_owned()]);
         }
         input.entry = entry(&input, from.ip(), packet_args, to).await?;
+        ensure!(
+            !packet_args.is_handed_over || input.takes_handed_over(),
+            "--handed-over is for packets of clients outside, on a node with --external-forwarding dsr"
+        );
         if input.entry.program == names::ANCHOR {
             let rules = self
                 .status

@@ -138,8 +138,8 @@ impl<A: Family> Programs<A> {
             // No route of kpx covers such an address, so a packet of the host never reaches this
             // hook.
             Some(Reason::NotOurs) => Disposition::Pass(Reason::NotOurs),
-            // A rejection may be counted as unanswered: the crafted frame has no device's MAC
-            // address, and many packets exceed the limit of answers per second.
+            // A rejection may be counted as unanswered: many packets exceed the limit of answers per
+            // second.
             Some(reason)
                 if counted(Event::Rejected.into()) || counted(Event::Unanswered.into()) =>
             {
