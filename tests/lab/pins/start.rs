@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use aya::maps::{MapData, MapInfo};
 use proxy_common::layout::LAYOUT;
-use testbed::agent::binary;
+use testbed::agent::{Agent, binary};
 use testbed::cgroup::Cgroup;
 use testbed::lab::Layout;
 use testbed::served_lab::ServedLab;
@@ -232,14 +232,21 @@ fn run(fixture: &Fixture, ns: &testbed::netns::NetNs, args: &[&str]) -> Result<S
 /// read them.
 #[test]
 fn the_pinned_maps_are_those_of_this_layout() -> Result<()> {
-    // With an API server there are Pods, which need a map for their sockets.
+    // With an API server there are Pods, which need a map for their sockets, and other nodes.
     let lab = ServedLab::with_api_server(Layout::Routed)?;
     let cgroup = Cgroup::enter()?;
-    drop(lab.kpx(&[
+    let root = cgroup.path().display().to_string();
+    let args = [
+        "--external-forwarding",
+        "dsr",
         "--socket-lb-udp",
         "--cgroup-root",
-        &cgroup.path().display().to_string(),
-    ])?);
+        &root,
+    ];
+    let source = lab.cluster.source();
+    let agent = Agent::launch_by(None, &lab.lab, &lab.lab.n1.host, source, &args)?;
+    // Without the kernel's modules for tunnels, no node of the mode is healthy.
+    drop(agent.having("complete")?);
     let dir = lab.lab.n1.host.ns.bpf_dir();
     let mut text = format!("layout {LAYOUT}\n");
     for name in map_ids(&dir)?.keys() {
