@@ -659,7 +659,7 @@ impl Node {
             since,
         };
         if let LinkState::Silent(why, since) = &self.link {
-            return vec![problem("no answer", why.clone(), *since)];
+            return vec![problem("silent", why.clone(), *since)];
         }
         let Some(status) = &self.status else {
             return Vec::new();

@@ -35,10 +35,13 @@ export function showCurrent() {
 }
 
 export function healthPill(status, silence) {
+  const failing = IS_CLUSTER ? state.rows.filter(({ problem }) => ["refusing", "failing"].includes(problem?.kind)).length : 0;
   const [kind, text] = silence
     ? ["unknown", "no answer"]
     : status.healthy
-      ? ["good", "healthy"]
+      ? failing > 0
+        ? ["bad", `clients of ${plural(failing, "Service")} fail`]
+        : ["good", "healthy"]
       : status.complete || status.nodes?.some(({ problems }) => problems.length > 0)
         ? ["bad", IS_CLUSTER ? "with problems" : "unhealthy"]
         : ["waiting", IS_CLUSTER ? "connecting" : "waiting for the first lists"];

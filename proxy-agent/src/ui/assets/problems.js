@@ -25,7 +25,10 @@ const MOVES = 0.005;
 export function findProblem(row) {
   if (row.refused > MOVES) {
     const why = row.total === 0 ? "there are no endpoints" : row.ready === 0 ? "no backend is ready" : "";
-    return problem("refusing", row.refused, `${rate(row.refused)}/s not served`, why, from(row, "unserved"));
+    const found = problem("refusing", row.refused, `${rate(row.refused)}/s not served`, why, from(row, "unserved"));
+    // The list of the cluster's Services has room for the reason.
+    if (IS_CLUSTER && why) found.text = `${row.total === 0 ? "no endpoints" : "no ready backend"}: ${rate(row.refused)}/s${from(row, "unserved")}`;
+    return found;
   }
   if (row.total > 0 && row.ready === 0) return problem("down", 0, "no ready backend");
   const failed = (IS_CLUSTER ? null : latest(row.key, "failed")) ?? row.failed;
@@ -38,7 +41,7 @@ export function findProblem(row) {
     const text = row.differing === 1 ? `${node}: ${what}` : `${node} and ${row.differing - 1} more differ`;
     return problem("differs", row.differing, text, row.differing === 1 ? "" : row.differ.map(({ node, what }) => `${node}: ${what}`).join("; "));
   }
-  if (row.conflicts > 0) return problem("conflict", row.conflicts, "another Service holds a frontend");
+  if (row.conflicts > 0) return problem("conflict", row.conflicts, "another Service has an address");
   return null;
 }
 

@@ -422,12 +422,16 @@ fn view(page: &Page<'_>, nodes: &Nodes<'_>, web: &Service, empty: &Service) -> R
         .with_context(|| browser.text("body").unwrap_or_default())
     };
     until(
-        "document.querySelector('[data-service=\"default/empty\"] .problem').textContent.includes('not served from n1')",
+        "document.querySelector('[data-service=\"default/empty\"] .problem').textContent.match(/^no endpoints: .* from n1$/)",
     )?;
     ensure!(
         browser.eval("return document.querySelector('tr[data-service]').dataset.service")?
             == "default/empty",
         "problems come first"
+    );
+    ensure!(
+        browser.eval("return document.querySelector('[data-health]').textContent")?
+            == "clients of 1 Service fail"
     );
     browser.accept("cluster-services")?;
     browser.open(&page.url("#/services/default/empty"))?;
