@@ -114,12 +114,21 @@ impl Traced {
     }
 }
 
+/// Adds the second half. A node cannot speak for another: only this program sets the second half, and
+/// the name in it.
 fn with_onward(mut trace: Value, onward: Option<Onward>) -> Value {
-    if let (Some(fields), Some(Onward { node, trace })) = (trace.as_object_mut(), onward) {
-        let (trace, error) = match trace {
+    let Some(fields) = trace.as_object_mut() else {
+        return trace;
+    };
+    fields.remove("onward");
+    if let Some(Onward { node, trace }) = onward {
+        let (mut trace, error) = match trace {
             Ok(trace) => (Some(trace), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
+        if let Some(fields) = trace.as_mut().and_then(Value::as_object_mut) {
+            fields.insert("node".to_owned(), json!(node));
+        }
         let onward = json!({"node": node, "trace": trace, "error": error});
         fields.insert("onward".to_owned(), onward);
     }
@@ -560,6 +569,18 @@ mod tests {
             unknown.text(render).unwrap(),
             "\nthen on the backend's node: no trace: no answer\n"
         );
+    }
+
+    #[test]
+    fn node_speaks_for_no_other_node() {
+        let forged = json!({"node": "n1", "onward": {"node": "n2", "trace": {"node": "n2"}}});
+        assert_eq!(with_onward(forged, None), json!({"node": "n1"}));
+        let onward = Onward {
+            node: Some("n2".to_owned()),
+            trace: Ok(json!({"node": "n3"})),
+        };
+        let whole = with_onward(json!({"node": "n1"}), Some(onward));
+        assert_eq!(whole["onward"]["trace"]["node"], "n2");
     }
 
     #[test]
