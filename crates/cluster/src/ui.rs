@@ -49,6 +49,8 @@ const TIMEOUT: u64 = 10;
 const NODES_PER_SECOND: usize = 40;
 /// The rows stay for as many times as long as their merging took.
 const REST: u32 = 16;
+/// The longest such time. The page computes rates of the last 12 s.
+const LONGEST_REST: Duration = Duration::from_secs(5);
 /// The shortest and the longest time between two rounds, in seconds.
 const LEAST_PERIOD: usize = 2;
 const LONGEST_PERIOD: usize = 60;
@@ -117,6 +119,7 @@ impl Page {
             // The first rows come as soon as they can.
             let is_begun = merged.is_begun();
             let rest = start.elapsed() * if is_begun { REST } else { 0 };
+            let rest = rest.min(LONGEST_REST);
             (rows, rest)
         };
         lock(&self.0.rows).get(Instant::now, merge)

@@ -659,7 +659,7 @@ impl Node {
             since,
         };
         if let LinkState::Silent(why, since) = &self.link {
-            return vec![problem("silent", why.clone(), *since)];
+            return vec![problem("out of reach", why.clone(), *since)];
         }
         let Some(status) = &self.status else {
             return Vec::new();
@@ -856,7 +856,7 @@ fn difference(major: &Shape, other: &Shape) -> String {
         parts.push(format!("{}/{} ready", other.ready, other.total));
     }
     if other.conflicts > major.conflicts {
-        parts.push("a frontend is not programmed".to_owned());
+        parts.push("another Service has one of its addresses".to_owned());
     }
     if other.ports != major.ports {
         parts.push("other ports".to_owned());

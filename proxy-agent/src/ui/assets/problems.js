@@ -41,7 +41,7 @@ export function findProblem(row) {
     const text = row.differing === 1 ? `${node}: ${what}` : `${node} and ${row.differing - 1} more differ`;
     return problem("differs", row.differing, text, row.differing === 1 ? "" : row.differ.map(({ node, what }) => `${node}: ${what}`).join("; "));
   }
-  if (row.conflicts > 0) return problem("conflict", row.conflicts, "another Service has an address");
+  if (row.conflicts > 0) return problem("conflict", row.conflicts, "another Service has one of its addresses");
   return null;
 }
 
