@@ -9,7 +9,7 @@ import * as map from "./map.js";
 import { Reading, state, takeService, takeStatus } from "./model.js";
 import * as node from "./node.js";
 import { nodes } from "./nodes.js";
-import { header, notices, showCurrent, tiles } from "./overview.js";
+import { failingServices, header, notices, showCurrent, tiles } from "./overview.js";
 import { IS_CLUSTER, choose, chosen, place } from "./place.js";
 import { service } from "./service.js";
 import { body, isGrowing, neighbour, prepare, relink, sortBy, table, toolbar } from "./services.js";
@@ -110,7 +110,7 @@ async function filterBy(text) {
 
 function titleOf(key) {
   const { status, silence } = state;
-  const mark = silence || (status && !status.healthy) ? "⚠ " : "";
+  const mark = silence || (status && (!status.healthy || failingServices() > 0)) ? "⚠ " : "";
   return mark + [key, status?.nodeName, "kpx"].filter(Boolean).join(" · ");
 }
 

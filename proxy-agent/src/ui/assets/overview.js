@@ -34,17 +34,22 @@ export function showCurrent() {
   nav.scrollLeft = link.offsetLeft - (nav.clientWidth - link.offsetWidth) / 2;
 }
 
+/** Returns how many Services of the cluster fail their clients now; on the page of a node the list alone says so. */
+export function failingServices() {
+  return IS_CLUSTER ? state.rows.filter(({ problem }) => ["refusing", "failing"].includes(problem?.kind)).length : 0;
+}
+
 export function healthPill(status, silence) {
-  const failing = IS_CLUSTER ? state.rows.filter(({ problem }) => ["refusing", "failing"].includes(problem?.kind)).length : 0;
+  const failing = failingServices();
   const [kind, text] = silence
     ? ["unknown", "no answer"]
-    : status.healthy
-      ? failing > 0
-        ? ["bad", `clients of ${plural(failing, "Service")} fail`]
-        : ["good", "healthy"]
-      : status.complete || status.nodes?.some(({ problems }) => problems.length > 0)
-        ? ["bad", IS_CLUSTER ? "with problems" : "unhealthy"]
-        : ["waiting", IS_CLUSTER ? "connecting" : "waiting for the first lists"];
+    : failing > 0
+      ? ["bad", `clients of ${plural(failing, "Service")} fail`]
+      : status.healthy
+        ? ["good", "healthy"]
+        : status.complete || status.nodes?.some(({ problems }) => problems.length > 0)
+          ? ["bad", IS_CLUSTER ? "with problems" : "unhealthy"]
+          : ["waiting", IS_CLUSTER ? "connecting" : "waiting for the first lists"];
   return h("span", { class: `pill ${kind}`, "data-health": kind }, text);
 }
 
