@@ -22,7 +22,7 @@ use crate::pods::{self, NodePod};
 /// Time limit for a node's answer in seconds: the node loads a copy of the programs.
 const TIMEOUT: u64 = 60;
 /// The reason of an answer in an unknown form.
-pub(crate) const OTHER_VERSION: &str = "this node runs another version of kpx";
+const OTHER_VERSION: &str = "this node runs another version of kpx";
 
 /// Show the path of a packet on the node that translates it, then on its backend's node, and the
 /// reasons for the verdicts.
@@ -114,21 +114,17 @@ impl Traced {
     }
 }
 
-/// Adds the second half. A node cannot speak for another: only this program sets the second half, and
-/// the name in it.
+/// Sets the second half. Only this program does, so that no node speaks for another.
 fn with_onward(mut trace: Value, onward: Option<Onward>) -> Value {
     let Some(fields) = trace.as_object_mut() else {
         return trace;
     };
     fields.remove("onward");
     if let Some(Onward { node, trace }) = onward {
-        let (mut trace, error) = match trace {
+        let (trace, error) = match trace {
             Ok(trace) => (Some(trace), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
-        if let Some(fields) = trace.as_mut().and_then(Value::as_object_mut) {
-            fields.insert("node".to_owned(), json!(node));
-        }
         let onward = json!({"node": node, "trace": trace, "error": error});
         fields.insert("onward".to_owned(), onward);
     }
@@ -172,7 +168,8 @@ pub(crate) async fn traced(
         Ok(answer) => answer,
         Err(error) => return Ok((node, Err(error))),
     };
-    let trace = parsed(answer).with_context(|| node.clone())?;
+    let trace = parsed(answer).and_then(|trace| named(&node, trace));
+    let trace = trace.with_context(|| node.clone())?;
     let onward = onward(client, connect, at, &trace, limit).await;
     Ok((node, Ok(Traced { trace, onward })))
 }
@@ -218,6 +215,13 @@ fn parsed<T: DeserializeOwned>(answer: Answer) -> Result<T> {
         bail!("{}", escaped(words).replace('\n', " "));
     }
     serde_json::from_slice(&stdout).context(OTHER_VERSION)
+}
+
+/// Sets the name of a trace's node, which the answer may lack or forge.
+fn named(node: &str, mut trace: Value) -> Result<Value> {
+    let fields = trace.as_object_mut().context(OTHER_VERSION)?;
+    fields.insert("node".to_owned(), node.into());
+    Ok(trace)
 }
 
 /// A packet as it leaves the client's node.
@@ -300,7 +304,8 @@ async fn onward(
         if packet.is_handed_over() {
             arguments.push("--handed-over".to_owned());
         }
-        parsed(exec::run(client, at, &arguments, limit, LONGEST).await?)
+        let trace = parsed(exec::run(client, at, &arguments, limit, LONGEST).await?)?;
+        named(&node, trace)
     };
     let trace = there.await;
     Some(Onward {
@@ -575,12 +580,16 @@ mod tests {
     fn node_speaks_for_no_other_node() {
         let forged = json!({"node": "n1", "onward": {"node": "n2", "trace": {"node": "n2"}}});
         assert_eq!(with_onward(forged, None), json!({"node": "n1"}));
-        let onward = Onward {
-            node: Some("n2".to_owned()),
-            trace: Ok(json!({"node": "n3"})),
-        };
-        let whole = with_onward(json!({"node": "n1"}), Some(onward));
-        assert_eq!(whole["onward"]["trace"]["node"], "n2");
+        let trace = named("n2", json!({"node": "n3"})).unwrap();
+        assert_eq!(trace, json!({"node": "n2"}));
+    }
+
+    #[test]
+    fn answer_in_another_form_has_the_name_of_its_node() {
+        let trace = named("n1", json!({"outcome": null})).unwrap();
+        assert_eq!(trace, json!({"outcome": null, "node": "n1"}));
+        let error = named("n1", Value::Null).unwrap_err();
+        assert_eq!(error.to_string(), OTHER_VERSION);
     }
 
     #[test]

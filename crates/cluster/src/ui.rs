@@ -117,9 +117,10 @@ impl Page {
             let start = Instant::now();
             let rows = merged.rows(start);
             // The first rows come as soon as they can.
-            let is_begun = merged.is_begun();
-            let rest = start.elapsed() * if is_begun { REST } else { 0 };
-            let rest = rest.min(LONGEST_REST);
+            let rest = match merged.is_begun() {
+                true => (start.elapsed() * REST).min(LONGEST_REST),
+                false => Duration::ZERO,
+            };
             (rows, rest)
         };
         lock(&self.0.rows).get(Instant::now, merge)

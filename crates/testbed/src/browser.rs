@@ -148,7 +148,8 @@ impl<'a> Browser<'a> {
     }
 
     /// Fails if axe-core finds an accessibility fault, here or on a phone in the dark theme, or if
-    /// the page is wider than the window or the phone. Takes a picture for the docs if `KPX_PICTURES` is set.
+    /// the page is wider than the window or the phone. Takes a picture for the docs if `KPX_PICTURES`
+    /// is set.
     pub fn accept(&self, name: &str) -> Result<()> {
         self.judge(name)?;
         let size = self.eval("return [innerWidth, innerHeight]")?;

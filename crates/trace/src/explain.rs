@@ -33,13 +33,13 @@ pub(crate) fn outcome<A: Addr>(
     let chosen = met.filter(|decision| decision.has(Decision::<A>::SET));
     let affinity_hit = met.is_some_and(|decision| decision.has(Decision::<A>::AFFINITY));
     let set = chosen.and_then(|decision| set(input, &decision));
-    let flow = match &run.disposition {
-        Disposition::Forward(flow) => Some(flow),
-        _ => None,
-    };
-    let handed_over = match &run.disposition {
-        Disposition::HandOver(backend) => Some(backend),
-        _ => None,
+    let (to, source) = match &run.disposition {
+        Disposition::Forward(flow) => (
+            Some(backend(flow, met.as_ref())),
+            Some(source(input, flow, met.as_ref())),
+        ),
+        Disposition::HandOver(backend) => (Some(elsewhere(backend)), Some(unchanged(client))),
+        Disposition::Pass(_) | Disposition::Drop(_) | Disposition::Reject(_) => (None, None),
     };
     let redirect = redirected::service(input, dialled);
     let explanation = match (reason, &set) {
@@ -110,17 +110,11 @@ pub(crate) fn outcome<A: Addr>(
             .decision
             .filter(|_| verdict != Verdict::Pass)
             .map(|decision| origin(decision.origin)),
-        backend: match handed_over {
-            Some(backend) => Some(elsewhere(backend)),
-            None => flow.map(|flow| backend(flow, met.as_ref())),
-        },
+        backend: to,
         set,
-        source: match handed_over {
-            Some(_) => Some(unchanged(client)),
-            None => flow.map(|flow| source(input, flow, met.as_ref())),
-        },
+        source,
         affinity_hit,
-        handed_over: handed_over.is_some(),
+        handed_over: matches!(run.disposition, Disposition::HandOver(_)),
     }
 }
 

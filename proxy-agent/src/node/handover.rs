@@ -80,8 +80,7 @@ impl Node {
     }
 
     /// Makes or restores the tunnel devices if the host permits them, else removes them. After another
-    /// failure they stay. Call this
-    /// with a complete list of devices.
+    /// failure they stay. Call this with a complete list of devices.
     pub(super) async fn fit_tunnels(&mut self) -> Result<()> {
         if !self.options.hands_over {
             return Ok(());
