@@ -77,6 +77,9 @@ impl Outcome {
     const REFUSED: u32 = u32::MAX - 0x2ff;
     const UNHEARD: u32 = u32::MAX - 0x3ff;
     const UNREACHABLE: u32 = u32::MAX - 0x4ff;
+    /// The client's kernel gave up, or the client itself after a while, and the backend has sent no
+    /// packet.
+    pub const UNANSWERED: Self = Self(u32::MAX - 0x6ff);
     /// An ICMP "port unreachable" refused a datagram of a flow that the backend has not answered.
     pub const DATAGRAM_REFUSED: Self = Self(u32::MAX - 0x5ff);
 
@@ -122,19 +125,20 @@ impl Outcome {
     /// Returns the client of a failure that counts against the backend.
     #[inline(always)]
     pub const fn voter(self) -> Option<Voter> {
-        if self.units().is_none()
-            && self.0 != Self::RETRANSMITTED.0
-            && self.0 != Self::DATAGRAM_REFUSED.0
-        {
-            Some(Voter(self.0 as u8))
-        } else {
-            None
+        match self.0 & !Self::VOTER {
+            Self::REFUSED | Self::UNHEARD | Self::UNREACHABLE => Some(Voter(self.0 as u8)),
+            _ => None,
         }
     }
 
     #[inline(always)]
     pub const fn is_refusal(self) -> bool {
         self.0 & !Self::VOTER == Self::REFUSED || self.0 == Self::DATAGRAM_REFUSED.0
+    }
+
+    #[inline(always)]
+    pub const fn is_unanswered(self) -> bool {
+        self.0 == Self::UNANSWERED.0
     }
 
     #[inline(always)]
@@ -409,10 +413,12 @@ mod tests {
         assert_eq!(failures.map(Outcome::is_unreachable), [false, false, true]);
         for outcome in [
             Outcome::RETRANSMITTED,
+            Outcome::UNANSWERED,
             Outcome::answered(7),
             Outcome::answered(u32::MAX),
         ] {
             assert_eq!((outcome.voter(), outcome.is_refusal()), (None, false));
+            assert_eq!(outcome.is_unanswered(), outcome == Outcome::UNANSWERED);
         }
         let datagram = Outcome::DATAGRAM_REFUSED;
         assert_eq!(

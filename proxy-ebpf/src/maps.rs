@@ -57,7 +57,7 @@ mod sockets;
 
 pub use answers::{SenderKind, may_answer};
 pub use clock::{about_now_secs, in_this_tick};
-pub use connects::{note_answer, note_outcome, waited};
+pub use connects::{note_answer, note_connection, note_outcome, waited};
 pub use devices::{address_at, device, is_stacked, mac_of, mtu_of, place_of, tunnel};
 pub use ends::Marked;
 pub use exits::{epoch, exit, keep_exit, opens_until};
@@ -77,7 +77,9 @@ pub use peers::peer;
 pub use senders::{Moment, is_sender, keep_sender};
 pub use services::{service_closed, service_opened, service_refused};
 pub use shares::share;
-pub use sockets::{DIALLED4, DIALLED6, forget_socket, is_served_pod, remember_socket, socket};
+pub use sockets::{
+    CONNECTING, DIALLED4, DIALLED6, forget_socket, is_served_pod, remember_socket, socket,
+};
 
 const DEVICES_MAX: u32 = 65_536;
 

@@ -7,7 +7,10 @@
 //! about its packets.
 
 mod client;
+mod connection;
+mod event;
 mod peer;
+mod storage;
 
 use aya_ebpf::macros::cgroup_sock_addr;
 use aya_ebpf::programs::SockAddrContext;
@@ -289,13 +292,11 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
         return DialResult::Left;
     }
     if proto == Proto::TCP {
-        A::keep_dialled(
-            peer,
-            &Dialled {
-                backend: decision.backend_at(),
-                frontend: *at,
-            },
-        );
+        let dialled = Dialled {
+            backend: decision.backend_at(),
+            frontend: *at,
+        };
+        storage::set(A::DIALLED, peer.sock(), &dialled);
     } else if !remember(client.cookie, at, &decision, last_secs) {
         // Without the row, `recvmsg` could not restore the frontend.
         return DialResult::Left;
@@ -391,7 +392,7 @@ fn forget<A: Family>(peer: Peer, cookie: u64, at: &SockAddr<A>, proto: Proto) {
     if proto == Proto::UDP {
         maps::forget_socket(&SocketKey::new(cookie, *at, Side::BACKEND));
     } else {
-        A::forget_dialled(peer);
+        storage::clear(A::DIALLED, peer.sock());
     }
 }
 
@@ -400,7 +401,7 @@ fn forget<A: Family>(peer: Peer, cookie: u64, at: &SockAddr<A>, proto: Proto) {
 #[inline(never)]
 fn show<A: Family>(peer: Peer, at: &mut SockAddr<A>) -> bool {
     match served(peer) {
-        Some(Proto::TCP) => match A::dialled(peer) {
+        Some(Proto::TCP) => match storage::get(A::DIALLED, peer.sock()) {
             Some(dialled) if dialled.backend == *at => *at = dialled.frontend,
             _ => return false,
         },

@@ -5,8 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use aya::programs::Program;
+use anyhow::{Context, Result, ensure};
 use nix::sys::pthread::{pthread_kill, pthread_self};
 use nix::sys::signal::Signal;
 use proxy_common::flow::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST};
@@ -168,15 +167,7 @@ fn every_program_is_far_from_verifiers_limit() -> Result<()> {
             .load(object::embedded()?)?;
         let mut count = 0;
         for (name, program) in ebpf.programs_mut() {
-            let loaded = match program {
-                Program::SchedClassifier(program) => {
-                    verifier::load(|| program.load()).and_then(|()| program.info())
-                }
-                Program::CgroupSockAddr(program) => {
-                    verifier::load(|| program.load()).and_then(|()| program.info())
-                }
-                _ => bail!("{name} is of a type that kpx does not have"),
-            };
+            let loaded = verifier::load_any(program).and_then(|()| program.info());
             // Kernels before 5.16 do not report the number.
             let verified = loaded
                 .with_context(|| format!("load {name}"))?

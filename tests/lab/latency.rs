@@ -142,7 +142,7 @@ fn connect_times_and_failures_are_told_by_service_and_backend() -> Result<()> {
     agent.stop()
 }
 
-fn views(agent: &Agent) -> Result<Vec<ServiceView>> {
+pub(crate) fn views(agent: &Agent) -> Result<Vec<ServiceView>> {
     let output = kpx(
         agent.ns(),
         &format!(
@@ -154,7 +154,7 @@ fn views(agent: &Agent) -> Result<Vec<ServiceView>> {
 }
 
 /// Returns the connections of a Service's only port, which equal those of its backends.
-fn connect(views: &[ServiceView], name: &str) -> Result<ConnectView> {
+pub(crate) fn connect(views: &[ServiceView], name: &str) -> Result<ConnectView> {
     let port = views
         .iter()
         .find(|view| view.name == name)

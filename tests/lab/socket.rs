@@ -2,6 +2,7 @@
 //! only this process.
 
 mod aborted;
+mod connections;
 mod fixture;
 mod pins;
 mod pods;

@@ -139,6 +139,7 @@ fn load(program: &mut Program) -> Result<ProgramInfo, ProgramError> {
     match program {
         Program::SchedClassifier(program) => program.load().and_then(|()| program.info()),
         Program::CgroupSockAddr(program) => program.load().and_then(|()| program.info()),
+        Program::SockOps(program) => program.load().and_then(|()| program.info()),
         _ => Err(ProgramError::UnexpectedProgramType),
     }
 }

@@ -9,10 +9,9 @@ mod stale;
 use std::collections::{BTreeMap, BTreeSet};
 use std::{fs, iter};
 
-use anyhow::{Context, Result, ensure};
-use aya::programs::cgroup_sock_addr::CgroupSockAddrLinkId;
+use anyhow::{Context, Result, bail, ensure};
 use aya::programs::links::{FdLink, PinnedLink};
-use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, ProgramType};
+use aya::programs::{CgroupAttachMode, Program, ProgramError, ProgramType};
 use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Ebpf, EbpfLoader};
 use proxy_common::{names, socket};
@@ -96,33 +95,36 @@ fn is_supported(helper: BpfHelper) -> Result<bool> {
         .with_context(|| format!("probe the kernel for {helper:?} in socket programs"))
 }
 
-/// Returns the names of the requested programs. The programs that show the dialled address
-/// (`getpeername`, `recvmsg`) come first, because every translated socket needs them.
+/// Returns the names of the requested programs. The programs that translate come last, because every
+/// translated socket needs those that show the dialled address (`getpeername`, `recvmsg`).
 pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
     let all = names::SOCKETS
         .into_iter()
         .chain(names::DATAGRAMS.into_iter().filter(|_| options.udp));
     let (translating, showing): (Vec<_>, Vec<_>) = all.partition(|name| translates(name));
-    showing.into_iter().chain(translating).collect()
+    showing
+        .into_iter()
+        .chain([names::CONNECTIONS_OF_SOCKETS])
+        .chain(translating)
+        .collect()
 }
 
 pub(super) fn load(ebpf: &mut Ebpf, options: SocketOptions) -> Result<()> {
     verifier::load_all(ebpf, programs(options).into_iter())
 }
 
-fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSockAddr> {
-    let program = ebpf
-        .program_mut(name)
-        .with_context(|| format!("no program {name} in the BPF object"))?;
-    program
-        .try_into()
-        .with_context(|| format!("program {name}"))
+fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Program> {
+    ebpf.program_mut(name)
+        .with_context(|| format!("no program {name} in the BPF object"))
 }
 
 /// Returns the unused maps, which get no pins.
 pub(super) fn unused_maps(options: Option<SocketOptions>) -> Vec<&'static str> {
-    let dialled = names::DIALLED.into_iter().filter(|_| options.is_none());
-    dialled.chain(unused_tables(options)).collect()
+    let storage = names::DIALLED.into_iter().chain([names::CONNECTING]);
+    storage
+        .filter(|_| options.is_none())
+        .chain(unused_tables(options))
+        .collect()
 }
 
 /// Returns the unused tables, which get the minimum size.
@@ -249,13 +251,8 @@ impl Sockets {
 
     fn attach_program(&mut self, ebpf: &mut Ebpf, pins: &Pins, name: &'static str) -> Result<()> {
         let Self { cgroup, links, .. } = self;
-        let program = program(ebpf, name)?;
-        let id = attach_beside_others(program, cgroup);
-        let id = id.with_context(|| format!("attach {name} to the cgroup {cgroup}"))?;
-        let link = program
-            .take_link(id)
-            .with_context(|| format!("take the link of {name}"))?;
-        let link = FdLink::try_from(link).context("a cgroup's link")?;
+        let link = attach(program(ebpf, name)?, cgroup)
+            .with_context(|| format!("attach {name} to the cgroup {cgroup}"))?;
         fs::create_dir_all(pins.links())
             .with_context(|| format!("create {}", pins.links().display()))?;
         let path = pins.links().join(pin_name(name));
@@ -274,15 +271,29 @@ impl Sockets {
     }
 }
 
+fn attach(program: &mut Program, cgroup: &Cgroup) -> Result<FdLink> {
+    let link = match program {
+        Program::CgroupSockAddr(program) => {
+            let id = beside_others(|mode| program.attach(cgroup, mode))?;
+            FdLink::try_from(program.take_link(id)?)
+        }
+        Program::SockOps(program) => {
+            let id = beside_others(|mode| program.attach(cgroup, mode))?;
+            FdLink::try_from(program.take_link(id)?)
+        }
+        _ => bail!("not a program for sockets"),
+    };
+    link.context("a cgroup's link")
+}
+
 /// Attaches a program next to other programs. Up to Linux 7.2 links always allow other programs,
 /// and the kernel refuses the flag (EINVAL). Later kernels require the flag.
-fn attach_beside_others(
-    program: &mut CgroupSockAddr,
-    cgroup: &Cgroup,
-) -> Result<CgroupSockAddrLinkId, ProgramError> {
-    match program.attach(cgroup, CgroupAttachMode::AllowMultiple) {
+fn beside_others<L>(
+    mut attach: impl FnMut(CgroupAttachMode) -> Result<L, ProgramError>,
+) -> Result<L, ProgramError> {
+    match attach(CgroupAttachMode::AllowMultiple) {
         Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(EINVAL) => {
-            program.attach(cgroup, CgroupAttachMode::Single)
+            attach(CgroupAttachMode::Single)
         }
         attached => attached,
     }

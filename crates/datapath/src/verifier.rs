@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::sync::{Mutex, PoisonError};
 use std::{iter, thread};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader, VerifierLogLevel};
 use nix::libc::EAGAIN;
@@ -85,12 +85,17 @@ pub(crate) fn load_all(ebpf: &mut Ebpf, names: impl Iterator<Item = &'static str
 }
 
 fn load_named(name: &str, program: &mut Program) -> Result<()> {
-    let loaded = match program {
-        Program::SchedClassifier(program) => load(|| program.load()),
-        Program::CgroupSockAddr(program) => load(|| program.load()),
-        _ => bail!("{name} is a program for neither devices nor sockets"),
-    };
-    loaded.with_context(|| format!("load program {name}"))
+    load_any(program).with_context(|| format!("load program {name}"))
+}
+
+/// Loads a program of any type that the BPF object contains, as [`load`] does.
+pub fn load_any(program: &mut Program) -> Result<(), ProgramError> {
+    load(|| match program {
+        Program::SchedClassifier(program) => program.load(),
+        Program::CgroupSockAddr(program) => program.load(),
+        Program::SockOps(program) => program.load(),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    })
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use anyhow::{Context, Result, ensure};
-use aya::programs::{Program, ProgramError};
+use aya::programs::Program;
 use aya_obj::Object;
 use nix::libc::{SYS_bpf, syscall};
 use proxy_common::names;
@@ -70,17 +70,8 @@ pub fn kept_lines() -> Result<Lines> {
 }
 
 fn load(program: &mut Program) -> Result<Vec<Line>> {
-    match program {
-        Program::SchedClassifier(program) => {
-            verifier::load(|| program.load())?;
-            lines_of(program.fd()?.as_fd())
-        }
-        Program::CgroupSockAddr(program) => {
-            verifier::load(|| program.load())?;
-            lines_of(program.fd()?.as_fd())
-        }
-        _ => Err(ProgramError::UnexpectedProgramType.into()),
-    }
+    verifier::load_any(program)?;
+    lines_of(program.fd()?.as_fd())
 }
 
 fn lines_of(program: BorrowedFd<'_>) -> Result<Vec<Line>> {

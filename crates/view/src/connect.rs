@@ -3,8 +3,7 @@
 use proxy_common::connect::{Connects, UNIT_NANOS, bound_units};
 use serde::{Deserialize, Serialize};
 
-/// The TCP connections to a Service port or a backend, as this node saw them. Connections of
-/// sockets that got their backend at `connect` (socket load balancing) are missing.
+/// The TCP connections to a Service port or a backend, as this node saw them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectView {

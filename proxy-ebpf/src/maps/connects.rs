@@ -21,9 +21,15 @@ static NOTHING: &Connects = &Connects::NOTHING;
 #[inline(always)]
 pub fn note_outcome<A: Net>(flow: &Flow<A>, outcome: Outcome) {
     if !flow.service.addr.is_unspecified() {
-        let ports = PortsAndOutcome::new(flow.service.port, flow.backend.port, outcome);
-        count_outcome(&flow.service.addr, &flow.backend.addr, ports);
+        note_connection(&flow.service, &flow.backend, outcome);
     }
+}
+
+/// Counts the outcome of a connection to a service port's backend.
+#[inline(always)]
+pub fn note_connection<A: Net>(service: &FrontendKey<A>, backend: &SockAddr<A>, outcome: Outcome) {
+    let ports = PortsAndOutcome::new(service.port, backend.port, outcome);
+    count_outcome(&service.addr, &backend.addr, ports);
 }
 
 /// Counts the outcome that the backend's first packet shows. The caller has read the signals again.
@@ -81,6 +87,7 @@ fn count_outcome<A: Net>(service: &A, backend: &A, ports: PortsAndOutcome) {
             part!(connects.buckets).at(again(&bucket(units)))
         }
         None if outcome.is_refusal() => Some(part!(connects.refused)),
+        None if outcome.is_unanswered() => Some(part!(connects.unanswered)),
         None if outcome.is_unreachable() => None,
         None => Some(part!(connects.retransmitted)),
     };

@@ -1,10 +1,11 @@
-//! The frontends that sockets have dialled. A TCP socket keeps its own in storage that the kernel
-//! frees with it; those of UDP sockets are in a table.
+//! The frontends that sockets have dialled. A TCP socket keeps its own, and the time of its first
+//! SYN, in storage that the kernel frees with it; those of UDP sockets are in a table.
 
 use aya_ebpf::btf_maps::SkStorage;
 use aya_ebpf::macros::{btf_map, map};
 use aya_ebpf::maps::HashMap;
 use proxy_common::addr::{Addr4, Addr6};
+use proxy_common::connect::DialTime;
 use proxy_common::maps::NO_PREALLOC;
 use proxy_common::socket::{Dialled, LED, PODS_MAX, Socket, SocketKey};
 
@@ -15,6 +16,8 @@ use crate::net::Net;
 pub static DIALLED4: SkStorage<Dialled<Addr4>> = SkStorage::new();
 #[btf_map]
 pub static DIALLED6: SkStorage<Dialled<Addr6>> = SkStorage::new();
+#[btf_map]
+pub static CONNECTING: SkStorage<DialTime> = SkStorage::new();
 
 #[map]
 static SOCKET_PODS: HashMap<u64, u32> = HashMap::with_max_entries(PODS_MAX, NO_PREALLOC);

@@ -1,5 +1,6 @@
 //! The client of a call.
 
+use aya_ebpf::btf_maps::SkStorage;
 use proxy_common::addr::{Addr4, Addr6, Proto};
 use proxy_common::device::Node;
 use proxy_common::policy::Origin;
@@ -86,21 +87,20 @@ fn is_of_served_pod() -> bool {
 
 /// The differences between the families for sockets.
 pub trait Family: Net {
+    /// The sockets' last dialled frontends. If the kernel has no memory for one, `getpeername` shows
+    /// the backend.
+    const DIALLED: &'static SkStorage<Dialled<Self>>;
+
     /// Returns an address that no packet has, as the client's address of a network namespace in
     /// session affinity.
     fn of_netns(cookie: u64) -> Self;
     /// Calls [`any`] with each word of the address.
     fn arbitrary(self) -> Self;
-    /// Stores the dialled frontend with the socket. Without memory for it, `getpeername` shows the
-    /// backend.
-    fn keep_dialled(peer: Peer, dialled: &Dialled<Self>);
-    /// Removes the socket's dialled frontend of this family.
-    fn forget_dialled(peer: Peer);
-    /// Returns the socket's last dialled frontend of this family.
-    fn dialled(peer: Peer) -> Option<Dialled<Self>>;
 }
 
 impl Family for Addr4 {
+    const DIALLED: &'static SkStorage<Dialled<Self>> = &maps::DIALLED4;
+
     /// In 224/8: no sender has a multicast address.
     #[inline(always)]
     fn of_netns(cookie: u64) -> Self {
@@ -111,24 +111,11 @@ impl Family for Addr4 {
     fn arbitrary(self) -> Self {
         Self::from_wire(any(self.wire()))
     }
-
-    #[inline(always)]
-    fn keep_dialled(peer: Peer, dialled: &Dialled<Self>) {
-        peer.store(&maps::DIALLED4, dialled);
-    }
-
-    #[inline(always)]
-    fn forget_dialled(peer: Peer) {
-        peer.clear(&maps::DIALLED4);
-    }
-
-    #[inline(always)]
-    fn dialled(peer: Peer) -> Option<Dialled<Self>> {
-        peer.stored(&maps::DIALLED4)
-    }
 }
 
 impl Family for Addr6 {
+    const DIALLED: &'static SkStorage<Dialled<Self>> = &maps::DIALLED6;
+
     /// In ff00::/64.
     #[inline(always)]
     fn of_netns(cookie: u64) -> Self {
@@ -143,20 +130,5 @@ impl Family for Addr6 {
     #[inline(always)]
     fn arbitrary(self) -> Self {
         Self::from_wire(self.wire().map(any))
-    }
-
-    #[inline(always)]
-    fn keep_dialled(peer: Peer, dialled: &Dialled<Self>) {
-        peer.store(&maps::DIALLED6, dialled);
-    }
-
-    #[inline(always)]
-    fn forget_dialled(peer: Peer) {
-        peer.clear(&maps::DIALLED6);
-    }
-
-    #[inline(always)]
-    fn dialled(peer: Peer) -> Option<Dialled<Self>> {
-        peer.stored(&maps::DIALLED6)
     }
 }

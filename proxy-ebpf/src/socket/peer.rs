@@ -4,8 +4,7 @@
 
 use core::ptr::{read_volatile, write_volatile};
 
-use aya_ebpf::bindings::bpf_sock_addr;
-use aya_ebpf::btf_maps::SkStorage;
+use aya_ebpf::bindings::{bpf_sock, bpf_sock_addr};
 use aya_ebpf::helpers::generated::{
     bpf_get_current_ancestor_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie,
     bpf_get_socket_cookie, bpf_set_retval,
@@ -35,7 +34,7 @@ macro_rules! field {
 /// Reads a field of the socket behind the context, as one word.
 macro_rules! sock_field {
     ($peer:ident.$($field:tt)+) => {{
-        let sock = field!($peer.__bindgen_anon_1.sk);
+        let sock = $peer.sock();
         // SAFETY: the kernel lends the socket for the whole call, and this is a field of it.
         unsafe { read_volatile(&raw const (*sock).$($field)+) }
     }};
@@ -100,35 +99,9 @@ impl Peer {
         word(0) | word(1) | word(2) | word(3) != 0
     }
 
-    /// Writes into the socket's storage.
     #[inline(always)]
-    pub fn store<T: Copy>(self, storage: &SkStorage<T>, value: &T) {
-        // SAFETY: the kernel lends context and socket for the whole call, in which it holds the
-        // socket's lock.
-        let kept = unsafe { storage.get_or_insert_ptr_mut(&SockAddrContext::new(self.0), None) };
-        if !kept.is_null() {
-            // SAFETY: the storage lives as long as the socket, and only a call under that lock
-            // writes it.
-            unsafe { kept.write(*value) };
-        }
-    }
-
-    /// Frees the socket's storage, if there is any.
-    #[inline(always)]
-    pub fn clear<T>(self, storage: &SkStorage<T>) {
-        let sock = field!(self.__bindgen_anon_1.sk);
-        // SAFETY: the kernel lends the socket for the whole call. An error means that there is
-        // nothing to free.
-        let _cleared = unsafe { storage.delete(sock) };
-    }
-
-    /// Reads the socket's storage.
-    #[inline(always)]
-    pub fn stored<T: Copy>(self, storage: &SkStorage<T>) -> Option<T> {
-        // SAFETY: the kernel lends context and socket for the whole call.
-        let kept = unsafe { storage.get_ptr_mut(&SockAddrContext::new(self.0)) };
-        // SAFETY: the helper returns null, or a value that lives as long as the socket.
-        unsafe { kept.as_ref() }.copied()
+    pub fn sock(self) -> *mut bpf_sock {
+        field!(self.__bindgen_anon_1.sk)
     }
 
     #[inline(always)]

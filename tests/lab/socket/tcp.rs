@@ -309,7 +309,7 @@ fn node_serves_its_own_sockets_where_it_can() -> Result<()> {
         );
     }
     ensure!(agent.typed_status()?.options.socket_lb == "auto: host");
-    ensure!(fixture.pins()?.len() == 4, "{:?}", fixture.pins()?);
+    ensure!(fixture.pins()?.len() == 5, "{:?}", fixture.pins()?);
     drop(agent);
 
     // This folder is on another file system.

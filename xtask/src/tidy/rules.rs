@@ -71,6 +71,14 @@ const UNSAFE: &[(&str, &str)] = &[
         "packets are reached through pointers and helpers",
     ),
     (
+        "proxy-ebpf/src/socket/event",
+        "an event's context and its socket are reached through pointers and helpers",
+    ),
+    (
+        "proxy-ebpf/src/socket/storage",
+        "a socket's storage is reached through pointers and helpers",
+    ),
+    (
         "proxy-ebpf/src/socket/peer",
         "a call's address and its socket are reached through pointers and helpers",
     ),
