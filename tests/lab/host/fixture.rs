@@ -220,13 +220,26 @@ pub(crate) fn cut_off(agent: &Agent<'_>, service: &str) -> Result<Option<String>
 /// Returns all state that kpx could change on a host: devices and their settings, routes, rules,
 /// filters, programs.
 pub(crate) fn state(host: &Host) -> Result<String> {
-    // A new device gets its routes only once its addresses are no longer tentative.
-    let tentative = || {
+    // The kernel adds an IPv6 address's route a moment after the address, by a worker.
+    let ip = |args: &str| {
         host.ns
-            .exec(Command::new("ip").args(["-6", "-o", "addr", "show", "tentative"]))
+            .exec(Command::new("ip").args(args.split_whitespace()))
     };
-    wait_until(DEADLINE, "all addresses may be used", || {
-        Ok(tentative()?.is_empty())
+    wait_until(DEADLINE, "all addresses have routes", || {
+        let routes = ip("-6 -o route show table local type local")?;
+        let routes: BTreeSet<_> = routes
+            .lines()
+            .filter_map(|line| line.split(' ').nth(1))
+            .collect();
+        let addrs = ip("-6 -o addr show")?;
+        let mut addrs = addrs
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(3));
+        Ok(addrs.all(|addr| {
+            addr.split('/')
+                .next()
+                .is_some_and(|addr| routes.contains(addr))
+        }))
     })?;
     let mut state = String::new();
     let commands: [(&str, &[&str]); 6] = [
