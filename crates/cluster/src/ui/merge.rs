@@ -210,9 +210,6 @@ pub struct NodeView {
     pub skew: Option<Skew>,
     pub services: usize,
     pub flows: usize,
-    /// The number of pods whose sockets get a backend at `connect`: the node sees neither the packets
-    /// nor the failures of these connections.
-    pub by_sockets: usize,
     pub unserved_per_sec: f64,
     /// The bytes that the node sent to this program.
     pub bytes: u64,
@@ -642,9 +639,6 @@ impl Node {
             skew: self.skew,
             services: self.services.len(),
             flows: flows.fold(0_usize, |sum, flows| sum.saturating_add(flows.flows)),
-            by_sockets: status
-                .and_then(|status| status.pods.as_ref())
-                .map_or(0, |pods| pods.by_sockets),
             unserved_per_sec: self.unserved_per_sec,
             bytes: self.bytes.total,
             bytes_per_sec: self.bytes.per_sec,

@@ -115,14 +115,12 @@ function nodesOf({ namespace, name, nodes, ports }) {
   const expects = ports.some((port) => port.udp && port.expectsAnswers);
   const shareCell = ({ node, share, udp }) =>
     h("td", { class: `number ${share ? "" : "zero"}`, "data-share": node, title: udp ? `${outcome(udp)} since the agent started` : null }, share === null ? "–" : h("span", { class: share > 0 && expects ? "why" : null }, percent(share)));
-  const unseen = ports.some(({ protocol }) => protocol === "TCP") ? state.status?.nodes.reduce((sum, { bySockets }) => sum + bySockets, 0) : 0;
   const numberCell = (text, value) => h("td", { class: `number ${value ? "" : "zero"}` }, text);
   const heads = ["Node", "State", "#Backends in use", "#Flows", "#Unserved/s", "#Failed/s", "#Refused", "#Unanswered", hasUdp && "#UDP unanswered, 15 min", "#Connect, median"].filter(Boolean);
   return h(
     "section",
     { class: "card", "data-key": "nodes", id: "of-nodes" },
     h("h3", {}, "From each node"),
-    unseen > 0 ? h("p", { class: "faint", id: "by-sockets" }, `The TCP connections of ${plural(unseen, "pod")} get their backend in the socket (--socket-lb): kpx counts them as opened, and sees neither their packets nor whether they fail.`) : null,
     h(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-label": "From each node" },

@@ -163,20 +163,6 @@ fn page_has_begun_when_each_node_has_sent_or_failed() {
     assert!(cluster.merged.is_begun());
 }
 
-#[test]
-fn nodes_show_how_many_pods_connect_by_sockets() {
-    let mut cluster = Cluster::of(&["n1", "n2"]);
-    let pods = json!({"bySockets": 3, "led": 3, "whyNone": null, "pods": []});
-    let by_sockets = Status {
-        pods: serde_json::from_value(pods).unwrap(),
-        ..status(true)
-    };
-    cluster.answer("n1", by_sockets);
-    let nodes = cluster.merged.status("c".to_owned(), None).nodes;
-    let pods: Vec<_> = nodes.iter().map(|node| node.by_sockets).collect();
-    assert_eq!(pods, [3, 0]);
-}
-
 fn deaf() -> Status {
     let unheard = json!({"since": "2026-01-01T00:00:00Z", "kinds": ["Service"]});
     Status {
