@@ -5,7 +5,8 @@ use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Term};
 
-use crate::established::{self, Head};
+use crate::established;
+use crate::header::Head;
 use crate::maps::{self, Memory};
 use crate::net::Net;
 use crate::outcome::Outcome;

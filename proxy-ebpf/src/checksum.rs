@@ -1,8 +1,59 @@
-//! The arithmetic of checksums (RFC 1071, RFC 1624).
+//! Checksums (RFC 1071, RFC 1624).
 
 use core::ptr::{from_ref, null_mut};
 
+use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use aya_ebpf::helpers::generated::bpf_csum_diff;
+use proxy_common::addr::{Port, Proto, SockAddr};
+use proxy_common::counter::Reason;
+
+use crate::header::Head;
+use crate::net::IpVersion;
+use crate::packet;
+use crate::skb::{ETH_LEN, Skb};
+
+/// The checksums of an address family that cover addresses, and the rewrites that change them.
+pub trait Checksums: IpVersion {
+    /// Replaces the addresses and ports of a packet with the usual headers, and updates its
+    /// checksums.
+    fn rewrite(
+        skb: Skb,
+        head: &Head<Self>,
+        src: &SockAddr<Self>,
+        dst: &SockAddr<Self>,
+    ) -> Result<(), Reason>;
+    /// Replaces an address in the packet that an ICMP error quotes. `at` is the offset of the
+    /// quoted header, `place` that of the address in it, `check` that of the ICMP checksum.
+    fn store_quoted_addr(
+        skb: Skb,
+        at: u32,
+        place: u32,
+        check: u32,
+        from: Self,
+        to: Self,
+    ) -> Result<(), Reason>;
+    fn store_addr(skb: Skb, at: u32, place: u32, from: Self, to: Self) -> Result<(), Reason>;
+    /// Updates a transport checksum for a changed address.
+    fn replace_pseudo_checksum(
+        skb: Skb,
+        offset: u32,
+        flags: u32,
+        from: Self,
+        to: Self,
+    ) -> Result<(), Reason>;
+    /// Sum of the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1).
+    fn pseudo_sum(src: Self, dst: Self, proto: Proto, len: u16) -> u32;
+
+    /// The same for ICMP: 0 for IPv4, where ICMP has no pseudo header.
+    #[inline(always)]
+    fn icmp_pseudo_sum(src: Self, dst: Self, len: u16) -> u32 {
+        if Self::ICMP_HAS_PSEUDO {
+            Self::pseudo_sum(src, dst, Self::ICMP, len)
+        } else {
+            0
+        }
+    }
+}
 
 /// Returns the one's complement sum (RFC 1071) of a value, added to `seed`. The size is a multiple
 /// of four.
@@ -62,4 +113,46 @@ pub const UNREAD: u32 = 1 << 16;
 pub fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
     (sum + (sum >> 16)) as u16
+}
+
+/// Updates the transport's checksum for other ports, and for addresses that change a sum by `diff`.
+///
+/// Works in two steps: only addresses are part of the seed from which the hardware starts a
+/// checksum. If the first step finds such a seed, the second step would change nothing.
+#[inline(always)]
+pub fn replace_checksum<A: IpVersion>(
+    skb: Skb,
+    head: &Head<A>,
+    ports: u32,
+    diff: u32,
+) -> Result<(), Reason> {
+    let at = ETH_LEN + A::IP_LEN + packet::checksum_offset(head.proto);
+    let flags = if head.proto == Proto::UDP {
+        BPF_F_MARK_MANGLED_0
+    } else {
+        0
+    };
+    let ports_before = word(head.src.port, head.dst.port);
+    let mut is_seed = false;
+    if diff != NO_DIFF {
+        let sum = || skb.peek::<u16>(at).map_or(UNREAD, u32::from);
+        let before = sum();
+        skb.replace_l4_checksum(at, 0, diff, flags | BPF_F_PSEUDO_HDR)?;
+        is_seed = self::is_seed(before, sum(), diff);
+    }
+    if is_seed || ports_before == ports {
+        return Ok(());
+    }
+    skb.replace_l4_checksum(at, ports_before, ports, flags | size_of::<u32>() as u32)
+}
+
+/// Returns two ports as they lie in a packet.
+#[inline(always)]
+pub fn word(sport: Port, dport: Port) -> u32 {
+    let (first, second) = if cfg!(target_endian = "little") {
+        (sport, dport)
+    } else {
+        (dport, sport)
+    };
+    u32::from(first.wire()) | u32::from(second.wire()) << 16
 }

@@ -10,8 +10,9 @@ use proxy_common::policy::{self, Decision, Origin};
 use proxy_macros::global_fn;
 
 use crate::maps::{DecisionMemory, Memory, Scratch};
-use crate::net::{Net, NextHop, route};
+use crate::net::Net;
 use crate::packet::Packet;
+use crate::route::{NextHop, route};
 use crate::setting::HANDS_OVER;
 use crate::skb::Skb;
 use crate::{lookup, maps, select};

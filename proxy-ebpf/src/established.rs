@@ -5,72 +5,23 @@
 //! that open or reset a flow, fragments, IP options and SCTP, headers that cannot be read in place,
 //! IPv6 replies to the host's own flows, and the first packet of a flow in each second.
 
-use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
-use proxy_common::addr::{Addr, Port, Proto, SockAddr};
+use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Node;
 use proxy_common::flow::{
-    Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Sender, Signals, is_settled, is_stream, step,
+    Acked, EntryKind, Flow, FlowKey, Hook, Kind, Seen, Sender, is_settled, is_stream, step,
 };
 
-use crate::maps::about_now_secs;
-use crate::maps::{self, Entry, Marked, Memory, Scratch};
-use crate::net::{self, At, Net};
+use crate::header::Head;
+use crate::maps::{self, Entry, Marked, Memory, Scratch, about_now_secs};
+use crate::net::Net;
 use crate::outcome::Outcome;
-use crate::packet::{self, Packet};
+use crate::packet::Packet;
 use crate::setting::HANDS_OVER;
-use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
-use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
+use crate::skb::{LinkHeader, PacketMark, Skb};
+use crate::spoof::{self, At};
+use crate::tcp;
 use crate::{Action, foreign_nat, host, lookup, state_change};
-
-/// The usual headers of a packet: TCP or UDP directly after an IP header without options.
-#[derive(Clone, Copy)]
-pub struct Head<A: Addr> {
-    pub src: SockAddr<A>,
-    pub dst: SockAddr<A>,
-    pub proto: Proto,
-    /// The flags of TCP; 0 for UDP.
-    pub flags: u8,
-    pub numbers: Numbers,
-    /// The 32-bit word of an IPv4 header that ends with the checksum.
-    pub check: u32,
-    /// The bytes of transport header and payload.
-    pub len: u32,
-}
-
-impl<A: Net> Head<A> {
-    /// Returns the packet's signals for its flow's state.
-    #[inline(always)]
-    fn signals(&self) -> Signals {
-        // A datagram has no flags.
-        tcp::signals(self.flags)
-    }
-
-    // Copied field by field: a copy of a whole struct, or a reference for a helper, would put all
-    // of `Head` into memory.
-
-    #[inline(always)]
-    pub fn src(&self) -> SockAddr<A> {
-        SockAddr::new(self.src.addr, self.src.port)
-    }
-
-    #[inline(always)]
-    pub fn dst(&self) -> SockAddr<A> {
-        SockAddr::new(self.dst.addr, self.dst.port)
-    }
-
-    /// Returns true if SYN, FIN and RST are unset.
-    #[inline(always)]
-    fn is_plain(&self) -> bool {
-        self.flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0
-    }
-
-    /// Returns true if both addresses are unicast. Only such packets have entries.
-    #[inline(always)]
-    fn is_between_hosts(&self) -> bool {
-        self.src.addr.is_unicast() && self.dst.addr.is_unicast()
-    }
-}
 
 /// Translates a packet, or passes a packet without a flow. Returns [`Outcome::NOT_ESTABLISHED`] if
 /// the slow path has to take the packet, which is unchanged then.
@@ -160,7 +111,7 @@ pub fn translate<A: Net>(
     let may_be_anothers = || kind == EntryKind::Undnat && may_be_anothers(entry, mark);
     // Delivery to the host's socket skips the kernel's source validation.
     let is_given_back = hook == Hook::INGRESS && kind == EntryKind::Undnat;
-    if is_given_back && net::is_spoofed(skb, At::Here, &head.src().addr, &head.dst().addr) {
+    if is_given_back && spoof::is_spoofed(skb, At::Here, &head.src().addr, &head.dst().addr) {
         return Outcome::NOT_ESTABLISHED;
     }
     let is_spoofed = || !is_given_back && is_spoofed();
@@ -405,7 +356,7 @@ pub fn is_spoofed<A: Net>(skb: Skb, hook: Hook, head: &Head<A>) -> bool {
     };
     let src = head.src();
     let dst = head.dst();
-    needs_validation && net::is_spoofed(skb, came_in_by, &src.addr, &dst.addr)
+    needs_validation && spoof::is_spoofed(skb, came_in_by, &src.addr, &dst.addr)
 }
 
 /// Applies a packet's state change to its flow. Returns false if the slow path has to, with the
@@ -415,60 +366,4 @@ pub fn take_change<A: Net>(entry: &Entry<A>, head: &Head<A>, is_original: bool) 
     let seq = u32::from_be(head.numbers.seq);
     let acked = u32::from_be(head.numbers.acked);
     state_change::take(entry, head.signals(), seq, acked, is_original)
-}
-
-/// Reads TCP's flags and numbers, or those of UDP, from the transport header at offset `at`. `len`
-/// counts header and payload. Returns `None` for another protocol or a truncated header.
-#[inline(always)]
-pub fn flags_and_numbers(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<(u8, Numbers)> {
-    match proto {
-        Proto::TCP if len >= tcp::TCP_LEN => {
-            let TcpStart { flags, numbers, .. } = skb.peek::<TcpHeader>(at)?.start;
-            Some((flags, numbers))
-        }
-        Proto::UDP if len >= packet::UDP_LEN => Some((0, Numbers::NONE)),
-        _ => None,
-    }
-}
-
-/// Updates the transport's checksum for other ports, and for addresses that change a sum by `diff`.
-///
-/// Works in two steps: only addresses are part of the seed from which the hardware starts a
-/// checksum. If the first step finds such a seed, the second step would change nothing.
-#[inline(always)]
-pub fn replace_checksum<A: Net>(
-    skb: Skb,
-    head: &Head<A>,
-    ports: u32,
-    diff: u32,
-) -> Result<(), Reason> {
-    let at = ETH_LEN + A::IP_LEN + packet::checksum_offset(head.proto);
-    let flags = if head.proto == Proto::UDP {
-        BPF_F_MARK_MANGLED_0
-    } else {
-        0
-    };
-    let ports_before = word(head.src.port, head.dst.port);
-    let mut is_seed = false;
-    if diff != net::NO_DIFF {
-        let sum = || skb.peek::<u16>(at).map_or(net::UNREAD, u32::from);
-        let before = sum();
-        skb.replace_l4_checksum(at, 0, diff, flags | BPF_F_PSEUDO_HDR)?;
-        is_seed = net::is_seed(before, sum(), diff);
-    }
-    if is_seed || ports_before == ports {
-        return Ok(());
-    }
-    skb.replace_l4_checksum(at, ports_before, ports, flags | size_of::<u32>() as u32)
-}
-
-/// Returns two ports as they lie in a packet.
-#[inline(always)]
-pub fn word(sport: Port, dport: Port) -> u32 {
-    let (first, second) = if cfg!(target_endian = "little") {
-        (sport, dport)
-    } else {
-        (dport, sport)
-    };
-    u32::from(first.wire()) | u32::from(second.wire()) << 16
 }

@@ -4,7 +4,7 @@ use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
 use proxy_macros::global_fn;
 
-use crate::net::FragmentPart;
+use crate::fragment::FragmentPart;
 use crate::skb::Skb;
 
 const HOP_BY_HOP: u8 = 0;

@@ -12,10 +12,11 @@ use proxy_macros::global_fn;
 
 use crate::global_fn;
 use crate::maps::{self, Closing, DecisionMemory, Entry, Memory, Scratch};
-use crate::net::{At, Net, is_spoofed};
+use crate::net::Net;
 use crate::packet::Packet;
 use crate::setting::timeouts;
 use crate::skb::{PacketMark, Skb};
+use crate::spoof::{At, is_spoofed};
 use crate::{decide, select};
 
 /// Finds the flow of the scratch's packet at `hook`, and updates the flow with the packet. Returns
@@ -160,7 +161,7 @@ fn is_answered_by_another<A: Net>(packet: &Packet<A>, flow: &Flow<A>) -> bool {
         .is_some_and(|seq| flow.is_answered_by_another(packet.proto, packet.signals(), seq))
 }
 
-/// Returns true if the packet's source is spoofed: see [`net::is_spoofed`](crate::net::is_spoofed).
+/// Returns true if the packet's source is spoofed: see [`is_spoofed`](crate::spoof::is_spoofed).
 #[inline(always)]
 fn is_spoofed_packet<A: Net>(
     skb: Skb,

@@ -7,8 +7,9 @@ use proxy_common::device::Node;
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_macros::global_fn;
 
-use crate::net::{At, Net, is_spoofed};
+use crate::net::Net;
 use crate::skb::Skb;
+use crate::spoof::{At, is_spoofed};
 use crate::{lookup, maps, packet, redirect};
 
 /// Stores the ports of a first fragment for the later fragments. Called before the rewrite, because

@@ -10,12 +10,15 @@ use proxy_common::peer::{Peer, PeerKey};
 use proxy_common::policy::{Decision, Origin};
 use proxy_macros::global_fn;
 
+use crate::fragment::FragmentPart;
 use crate::maps::{self, DecisionMemory, Memory, Scratch};
-use crate::net::{self, At, FragmentPart, Net, NextHop, route};
+use crate::net::Net;
 use crate::outcome::{Action, Outcome};
 use crate::packet::{FIRST, Packet, Reading};
+use crate::route::{NextHop, route};
 use crate::setting::HANDS_OVER;
 use crate::skb::{LinkHeader, Skb};
+use crate::spoof::{self, At};
 use crate::{decide, foreign_nat, fragment, lookup, packet, select};
 
 /// Sends the packet of the scratch, with the decision about it, to the node of the backend. Returns
@@ -35,7 +38,7 @@ fn to_node<A: Net>(skb: Skb, memory: Memory) -> Result<Option<Action>, Reason> {
     let Some(decision) = decision.get::<A>() else {
         return Ok(None);
     };
-    let tunnel = maps::tunnel(is_v4::<A>());
+    let tunnel = maps::tunnel(A::IS_IPV4);
     if decision.set != Set::DIRECT || tunnel == 0 || !skb.is_ours() {
         return Ok(None);
     }
@@ -76,7 +79,7 @@ fn into_tunnel<A: Net>(
         return Err(Reason::StaleSlot);
     }
     let keeps_whole = skb.gso_size() == 0 && is_kept_whole::<A>(skb, link);
-    skb.set_tunnel(node.words(), is_v4::<A>(), keeps_whole)?;
+    skb.set_tunnel(node.words(), A::IS_IPV4, keeps_whole)?;
     maps::count(Event::HandedOver);
     Ok(skb.redirect(tunnel, 0))
 }
@@ -97,7 +100,7 @@ fn try_send_error<A: Net>(
     const LEFT_ALONE: Reason = Reason::Protocol;
     const PODS: u32 = Device::POD | Device::POD_BRIDGE;
     let node = maps::node().ok_or(LEFT_ALONE)?;
-    let tunnel = maps::tunnel(is_v4::<A>());
+    let tunnel = maps::tunnel(A::IS_IPV4);
     let is_of_pod = maps::place_of(skb.ifindex()).0 & PODS != 0;
     let (scratch, decision) = memory.lend().scratch::<A>().ok_or(LEFT_ALONE)?;
     let decision = decision.get::<A>().ok_or(LEFT_ALONE)?;
@@ -112,7 +115,7 @@ fn try_send_error<A: Net>(
     scratch.error.answers(&mut scratch.packet);
     // The kernel judges the source of an error that it gets.
     let (src, dst) = (scratch.error.src(), scratch.error.dst());
-    if foreign_nat::is_answer(&scratch.packet) || net::is_spoofed(skb, At::Here, src, dst) {
+    if foreign_nat::is_answer(&scratch.packet) || spoof::is_spoofed(skb, At::Here, src, dst) {
         return Err(LEFT_ALONE);
     }
     decision.origin = Origin::EXTERNAL;
@@ -143,15 +146,10 @@ fn is_of_node_object<A: Net>(addr: &A) -> bool {
 fn is_kept_whole<A: Net>(skb: Skb, link: LinkHeader) -> bool {
     const FRAGMENT_OFFSET: u32 = 6;
     const DF: u16 = 0x4000;
-    is_v4::<A>()
+    A::IS_IPV4
         && skb
             .load::<u16>(link.len() + FRAGMENT_OFFSET)
             .is_ok_and(|bits| u16::from_be(bits) & DF != 0)
-}
-
-#[inline(always)]
-fn is_v4<A: Net>() -> bool {
-    size_of::<A>() == size_of::<u32>()
 }
 
 /// Takes a packet from a tunnel device: hands the packet to the ingress of the device by which its
@@ -222,7 +220,7 @@ fn check_frontend<A: Net>(
     decision: DecisionMemory,
 ) -> Result<(), Reason> {
     let sender = skb
-        .tunnel_source(is_v4::<A>())
+        .tunnel_source(A::IS_IPV4)
         .and_then(|addr| peer::<A>(addr))
         .ok_or(Reason::HandoverRefused)?;
     let decision = decision.get::<A>().ok_or(Reason::FlowsFull)?;
@@ -319,12 +317,12 @@ pub fn is_from_tunnel<A: Net>(hook: PacketHook, memory: Memory) -> bool {
 pub fn is_spoofed<A: Net>(skb: Skb, link: LinkHeader) -> bool {
     const IPIP: u8 = 4;
     const IPV6: u8 = 41;
-    let proto = if is_v4::<A>() { IPIP } else { IPV6 };
+    let proto = if A::IS_IPV4 { IPIP } else { IPV6 };
     A::header(skb, link).is_ok_and(|header| {
         header.proto.0 == proto
             // The kernel puts fragments together behind the hook, and needs the first.
             && header.part != FragmentPart::LATER
             && maps::own_addr(&header.dst).is_some()
-            && net::is_spoofed(skb, At::Here, &header.src, &header.dst)
+            && spoof::is_spoofed(skb, At::Here, &header.src, &header.dst)
     })
 }

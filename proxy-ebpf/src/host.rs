@@ -12,11 +12,12 @@ use proxy_common::hook::PacketHook;
 use proxy_common::policy::Decision;
 
 use crate::maps::{Memory, Scratch};
-use crate::net::{self, Net, NextHop};
+use crate::net::Net;
 use crate::open;
 use crate::opening::{Opening, Source, Way};
 use crate::packet::Packet;
 use crate::redirect::{self, Forward};
+use crate::route::{self, NextHop};
 use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{Action, decide, flow, maps, monitor, packet};
 
@@ -114,7 +115,7 @@ fn link<A: Forward>(skb: Skb, scratch: &mut Scratch<A>, node: &Node) -> u32 {
 /// Looks up the next hop of the host's packet to `dst`.
 #[inline(always)]
 fn way<A: Net>(skb: Skb, src: &A, node: &Node, dst: &A) -> Result<NextHop, Reason> {
-    not_back(net::way(skb, node, src, dst)?, node)
+    not_back(route::way(skb, node, src, dst)?, node)
 }
 
 /// Rejects a route back into the anchor: a backend with a Service's address is unreachable.
@@ -189,7 +190,7 @@ fn choose<A: Net>(skb: Skb, node: &Node, flags: u8, mut memory: Memory) -> Resul
         packet.src.addr
     };
     let next_hop = not_back(
-        net::way_and_source(skb, node, by_route, &decision.backend.addr)?,
+        route::way_and_source(skb, node, by_route, &decision.backend.addr)?,
         node,
     )?;
     let mut flags = Flow::<A>::HOST | flags;

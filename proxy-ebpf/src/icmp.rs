@@ -12,12 +12,15 @@ use proxy_common::connect::{Outcome, Voter};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{AtHook, Flow, FlowKey, Hook, Kind, Seen};
 
+use crate::fragment::FragmentPart;
 use crate::maps::{Memory, Scratch};
-use crate::net::{At, FragmentPart, Net, leads_back, way};
+use crate::net::Net;
 use crate::packet::Packet;
 use crate::redirect::{self, Forward};
+use crate::route::way;
 use crate::setting::HANDS_OVER;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
+use crate::spoof::{At, leads_back};
 use crate::{Action, handover, host, maps};
 
 /// The length of an ICMP header, and the least transport bytes in a quote (RFC 792).

@@ -9,14 +9,16 @@ use proxy_common::policy::{Decision, Origin};
 
 use crate::decide;
 use crate::maps::{Memory, Scratch};
-use crate::net::{At, Net, NextHop, is_spoofed, route_and_source};
+use crate::net::Net;
 use crate::open;
 use crate::opening::{Opening, Source, Way};
 use crate::outcome::Outcome;
 use crate::packet::{Packet, Reading};
 use crate::redirect::{self, Forward};
+use crate::route::{NextHop, route_and_source};
 use crate::setting::HANDS_OVER;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
+use crate::spoof::{At, is_spoofed};
 use crate::{Action, flow, foreign_nat, handover, host, maps, monitor, packet};
 
 #[inline(always)]

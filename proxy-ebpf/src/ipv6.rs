@@ -3,14 +3,15 @@
 use aya_ebpf::bindings::{BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, bpf_fib_lookup as FibLookup};
 use proxy_common::addr::{Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::Reason;
-use proxy_common::hook::{PacketHook, SlowProgram};
 use proxy_macros::global_fn;
 
-use crate::established::{self, Head};
-use crate::net::{self, FragmentPart, Header, Net, diff, sum};
+use crate::checksum::{self, Checksums, diff, sum};
+use crate::fragment::FragmentPart;
+use crate::header::{self, Head, Header, Headers};
+use crate::net::IpVersion;
 use crate::setting::HANDS_OVER;
 use crate::skb::{ETH_LEN, LinkHeader, Skb};
-use crate::{extension, redirect};
+use crate::{extension, redirect, spoof};
 
 /// RFC 8200 §3.
 #[derive(Clone, Copy)]
@@ -24,7 +25,7 @@ pub struct Ipv6Header {
     dst: [u32; 4],
 }
 
-/// See [`Net::is_hidden_and_spoofed`]; the IPv6 header is at `at`. Conntrack looks for TCP behind
+/// See [`Headers::is_hidden_and_spoofed`]; the IPv6 header is at `at`. Conntrack looks for TCP behind
 /// any extension headers, and a tunnel device for its outer header.
 #[global_fn(kpx_hidden6)]
 fn is_hidden_and_spoofed(skb: Skb, at: u32) -> bool {
@@ -41,14 +42,14 @@ fn is_hidden_and_spoofed(skb: Skb, at: u32) -> bool {
         && src.is_unicast()
         && dst.is_unicast()
         && !is_followed()
-        && net::spoofed(skb, net::At::Here, &src, &dst)
+        && spoof::spoofed(skb, spoof::At::Here, &src, &dst)
 }
 
 /// The usual headers: IPv6 without extension headers, and the 8 bytes that every transport header
 /// has.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Headers {
+struct UsualHeaders {
     ip: Ipv6Header,
     ports: [u16; 2],
     more: u32,
@@ -63,7 +64,7 @@ struct Rewritten {
     ports: u32,
 }
 
-impl Net for Addr6 {
+impl IpVersion for Addr6 {
     const ETHERTYPE: u32 = 0x86dd_u16.to_be() as u32;
     const AF: u8 = 10;
     const IP_LEN: u32 = 40;
@@ -76,107 +77,12 @@ impl Net for Addr6 {
     const ICMP_HAS_PSEUDO: bool = true;
     const CHOOSES_AGAIN: bool = true;
     const SHORT_WAYS_JUDGE: bool = false;
-    type IpHeader = Ipv6Header;
-    type Quote = [u32; 12];
-    type SctpQuote = [u32; 15];
 
     #[cfg(feature = "log")]
     type Logged = [u8; 16];
     #[cfg(feature = "log")]
     fn log(self) -> [u8; 16] {
         core::array::from_fn(|n| self.wire()[n / 4].to_ne_bytes()[n % 4])
-    }
-
-    #[inline(always)]
-    fn slow(hook: PacketHook) -> SlowProgram {
-        let [_, ipv6] = hook.slow();
-        ipv6
-    }
-
-    #[inline(always)]
-    fn read(skb: Skb, at: u32) -> Result<Header<Self>, Reason> {
-        let ip: Ipv6Header = skb.load(at)?;
-        if u32::from_be(ip.version_class_label) >> 28 != 6 {
-            return Err(Reason::Malformed);
-        }
-        let start = at + Self::IP_LEN;
-        let mut header = Header {
-            at,
-            src: Addr6::from_wire(ip.src),
-            dst: Addr6::from_wire(ip.dst),
-            proto: Proto(ip.next_header),
-            l4: start,
-            end: net::end(skb, start, ip.payload_len),
-            part: FragmentPart::WHOLE,
-            split: Proto::ANY,
-            id: 0,
-        };
-        if !matches!(
-            header.proto,
-            Proto::TCP | Proto::UDP | Proto::SCTP | Self::ICMP
-        ) {
-            let headers = extension::walk(skb, ip.next_header, start).result()?;
-            (header.proto, header.l4, header.part, header.split) = (
-                headers.proto(),
-                headers.l4(),
-                headers.part(),
-                headers.split(),
-            );
-            if header.part != FragmentPart::WHOLE {
-                header.id = skb.load(headers.fragment() + 4)?;
-            }
-        }
-        Ok(header)
-    }
-
-    #[inline(always)]
-    fn peek(skb: Skb) -> Option<Head<Self>> {
-        let Headers {
-            ip,
-            ports: [sport, dport],
-            ..
-        } = skb.peek(ETH_LEN)?;
-        let len = u32::from(u16::from_be(ip.payload_len));
-        let proto = Proto(ip.next_header);
-        if u32::from_be(ip.version_class_label) >> 28 != 6
-            || ETH_LEN + Self::IP_LEN + len > skb.len()
-        {
-            return None;
-        }
-        let (flags, numbers) =
-            established::flags_and_numbers(skb, proto, ETH_LEN + Self::IP_LEN, len)?;
-        Some(Head {
-            src: SockAddr::new(Addr6::from_wire(ip.src), Port::from_wire(sport)),
-            dst: SockAddr::new(Addr6::from_wire(ip.dst), Port::from_wire(dport)),
-            proto,
-            flags,
-            numbers,
-            check: 0,
-            len,
-        })
-    }
-
-    /// IPv6 has no header checksum to compensate for the new addresses in a device's sum over the
-    /// whole packet (CHECKSUM_COMPLETE), so the rewrite updates that sum.
-    #[inline(always)]
-    fn rewrite(
-        skb: Skb,
-        head: &Head<Self>,
-        src: &SockAddr<Self>,
-        dst: &SockAddr<Self>,
-    ) -> Result<(), Reason> {
-        let ports = established::word(src.port, dst.port);
-        let new = Rewritten {
-            src: src.addr.wire(),
-            dst: dst.addr.wire(),
-            ports,
-        };
-        let sum = u64::from(net::diff_words(&head.src.addr.wire(), &new.src))
-            + u64::from(net::diff_words(&head.dst.addr.wire(), &new.dst));
-        let diff = ((sum & 0xffff_ffff) + (sum >> 32)) as u32;
-        established::replace_checksum(skb, head, ports, diff)?;
-        skb.add_to_sum(diff);
-        skb.store(ETH_LEN + Self::SRC_OFFSET, &new, 0)
     }
 
     /// All but unspecified, loopback, multicast (RFC 4291 §2.4) and link-local (fe80::/10)
@@ -208,6 +114,132 @@ impl Net for Addr6 {
     #[inline(always)]
     fn is_unreachable(kind: u8, _code: u8) -> bool {
         kind == 1
+    }
+
+    #[inline(always)]
+    fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self) {
+        fib.__bindgen_anon_3.ipv6_src = src.wire();
+        fib.__bindgen_anon_4.ipv6_dst = dst.wire();
+    }
+
+    #[inline(always)]
+    fn words(&self) -> [u32; 4] {
+        self.wire()
+    }
+
+    #[inline(always)]
+    fn of_words(words: [u32; 4]) -> Self {
+        Self::from_wire(words)
+    }
+}
+
+impl Headers for Addr6 {
+    type IpHeader = Ipv6Header;
+    type Quote = [u32; 12];
+    type SctpQuote = [u32; 15];
+
+    #[inline(always)]
+    fn read(skb: Skb, at: u32) -> Result<Header<Self>, Reason> {
+        let ip: Ipv6Header = skb.load(at)?;
+        if u32::from_be(ip.version_class_label) >> 28 != 6 {
+            return Err(Reason::Malformed);
+        }
+        let start = at + Self::IP_LEN;
+        let mut header = Header {
+            at,
+            src: Addr6::from_wire(ip.src),
+            dst: Addr6::from_wire(ip.dst),
+            proto: Proto(ip.next_header),
+            l4: start,
+            end: header::end(skb, start, ip.payload_len),
+            part: FragmentPart::WHOLE,
+            split: Proto::ANY,
+            id: 0,
+        };
+        if !matches!(
+            header.proto,
+            Proto::TCP | Proto::UDP | Proto::SCTP | Self::ICMP
+        ) {
+            let headers = extension::walk(skb, ip.next_header, start).result()?;
+            (header.proto, header.l4, header.part, header.split) = (
+                headers.proto(),
+                headers.l4(),
+                headers.part(),
+                headers.split(),
+            );
+            if header.part != FragmentPart::WHOLE {
+                header.id = skb.load(headers.fragment() + 4)?;
+            }
+        }
+        Ok(header)
+    }
+
+    #[inline(always)]
+    fn peek(skb: Skb) -> Option<Head<Self>> {
+        let UsualHeaders {
+            ip,
+            ports: [sport, dport],
+            ..
+        } = skb.peek(ETH_LEN)?;
+        let len = u32::from(u16::from_be(ip.payload_len));
+        let proto = Proto(ip.next_header);
+        if u32::from_be(ip.version_class_label) >> 28 != 6
+            || ETH_LEN + Self::IP_LEN + len > skb.len()
+        {
+            return None;
+        }
+        let (flags, numbers) = header::flags_and_numbers(skb, proto, ETH_LEN + Self::IP_LEN, len)?;
+        Some(Head {
+            src: SockAddr::new(Addr6::from_wire(ip.src), Port::from_wire(sport)),
+            dst: SockAddr::new(Addr6::from_wire(ip.dst), Port::from_wire(dport)),
+            proto,
+            flags,
+            numbers,
+            check: 0,
+            len,
+        })
+    }
+
+    #[inline(always)]
+    fn ip_header(src: Self, dst: Self, proto: Proto, len: u16) -> Ipv6Header {
+        Ipv6Header {
+            version_class_label: 0x6000_0000_u32.to_be(),
+            payload_len: len.to_be(),
+            next_header: proto.0,
+            hop_limit: 64,
+            src: src.wire(),
+            dst: dst.wire(),
+        }
+    }
+
+    #[inline(always)]
+    fn is_hidden_and_spoofed(skb: Skb, link: LinkHeader) -> bool {
+        is_hidden_and_spoofed(skb, link.len())
+    }
+}
+
+impl Checksums for Addr6 {
+    /// IPv6 has no header checksum to compensate for the new addresses in a device's sum over the
+    /// whole packet (CHECKSUM_COMPLETE), so the rewrite updates that sum.
+    #[inline(always)]
+    fn rewrite(
+        skb: Skb,
+        head: &Head<Self>,
+        src: &SockAddr<Self>,
+        dst: &SockAddr<Self>,
+    ) -> Result<(), Reason> {
+        let ports = checksum::word(src.port, dst.port);
+        let new = Rewritten {
+            src: src.addr.wire(),
+            dst: dst.addr.wire(),
+            ports,
+        };
+        let sum = u64::from(checksum::diff_words(&head.src.addr.wire(), &new.src))
+            + u64::from(checksum::diff_words(&head.dst.addr.wire(), &new.dst));
+        let diff = ((sum & 0xffff_ffff) + (sum >> 32)) as u32;
+        checksum::replace_checksum(skb, head, ports, diff)?;
+        skb.add_to_sum(diff);
+        skb.store(ETH_LEN + Self::SRC_OFFSET, &new, 0)
     }
 
     #[inline(always)]
@@ -247,18 +279,6 @@ impl Net for Addr6 {
     }
 
     #[inline(always)]
-    fn ip_header(src: Self, dst: Self, proto: Proto, len: u16) -> Ipv6Header {
-        Ipv6Header {
-            version_class_label: 0x6000_0000_u32.to_be(),
-            payload_len: len.to_be(),
-            next_header: proto.0,
-            hop_limit: 64,
-            src: src.wire(),
-            dst: dst.wire(),
-        }
-    }
-
-    #[inline(always)]
     fn pseudo_sum(src: Self, dst: Self, proto: Proto, len: u16) -> u32 {
         sum(
             &src.wire(),
@@ -267,39 +287,5 @@ impl Net for Addr6 {
                 sum(&[u32::from(len).to_be(), u32::from(proto.0).to_be()], 0),
             ),
         )
-    }
-
-    #[inline(always)]
-    fn icmp_pseudo_sum(src: Self, dst: Self, len: u16) -> u32 {
-        Self::pseudo_sum(src, dst, Self::ICMP, len)
-    }
-
-    #[inline(always)]
-    fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self) {
-        fib.__bindgen_anon_3.ipv6_src = src.wire();
-        fib.__bindgen_anon_4.ipv6_dst = dst.wire();
-    }
-
-    /// The fields by which `__bpf_redirect_neigh_v6` looks up the route: traffic class, flow label
-    /// and next header. (The kernel masks the version, which is in the same word.)
-    #[inline(always)]
-    fn fib_choice(skb: Skb, fib: &mut FibLookup) {
-        net::load_into(skb, ETH_LEN, &mut fib.__bindgen_anon_2);
-        net::load_into(skb, ETH_LEN + 6, &mut fib.l4_protocol);
-    }
-
-    #[inline(always)]
-    fn is_hidden_and_spoofed(skb: Skb, link: LinkHeader) -> bool {
-        is_hidden_and_spoofed(skb, link.len())
-    }
-
-    #[inline(always)]
-    fn words(&self) -> [u32; 4] {
-        self.wire()
-    }
-
-    #[inline(always)]
-    fn of_words(words: [u32; 4]) -> Self {
-        Self::from_wire(words)
     }
 }

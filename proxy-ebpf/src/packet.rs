@@ -8,10 +8,10 @@ use proxy_common::counter::Reason;
 use proxy_common::flow::{Acked, FlowKey, Hook, Seen, Signals};
 use proxy_macros::global_fn;
 
-use crate::established::Head;
-use crate::fragment;
+use crate::fragment::{self, FragmentPart};
+use crate::header::{Head, Header};
 use crate::maps::{self, Memory, Scratch};
-use crate::net::{FragmentPart, Header, Net, are_fit};
+use crate::net::{Net, are_fit};
 use crate::sctp;
 use crate::skb::{ETH_LEN, LinkHeader, Skb};
 use crate::tcp::{self, ACK, Numbers, TCP_LEN, TcpStart};

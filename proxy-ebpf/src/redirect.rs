@@ -21,9 +21,10 @@ use self::bypass::{is_bypass, may_be_quick, may_leave};
 use self::fib::leave;
 use self::plan::Plan;
 use crate::maps::{self, Entry, Memory, Scratch};
-use crate::net::{At, Net, is_spoofed};
+use crate::net::Net;
 use crate::packet::Packet;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
+use crate::spoof::{At, is_spoofed};
 use crate::{Action, flow, packet};
 
 pub use self::fib::{FibResult, Forward, find, longest};

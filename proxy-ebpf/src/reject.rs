@@ -7,9 +7,12 @@ use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 
+use crate::checksum::{fold, sum};
+use crate::fragment::FragmentPart;
+use crate::header::Header;
 use crate::maps::SenderKind;
 use crate::maps::about_now_secs;
-use crate::net::{FragmentPart, Header, Net, fold, sum};
+use crate::net::Net;
 use crate::packet::checksum_offset;
 use crate::skb::{LinkHeader, Skb};
 use crate::tcp::{ACK, RST_ACK};

@@ -13,7 +13,7 @@ use proxy_common::hook::{Direction, HookId, PacketHook};
 use proxy_macros::global_fn;
 
 use crate::maps::{self, Marked, Memory};
-use crate::net::Net;
+use crate::net::{IpVersion, Net};
 use crate::outcome::{Action, Outcome};
 use crate::redirect::Forward;
 use crate::reject::{self, Exit};

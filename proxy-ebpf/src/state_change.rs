@@ -8,7 +8,7 @@ use proxy_common::addr::{Addr, Proto};
 use proxy_common::flow::{Acked, Ahead, Flow, Proof, Seen, Signals, is_recent};
 use proxy_common::share::Register;
 
-use crate::established::Head;
+use crate::header::Head;
 use crate::maps::{self, Entry};
 use crate::net::Net;
 use crate::tcp;

@@ -13,8 +13,8 @@ use super::{Delivery, Forward, Plan};
 use crate::Action;
 use crate::icmp::note_unreachable;
 use crate::maps::{self, Memory, Scratch};
-use crate::net::{At, is_spoofed};
 use crate::skb::{PacketMark, Skb};
+use crate::spoof::{At, is_spoofed};
 
 /// Delivers the error in `scratch.error`, if its flow could be opened as a bypass flow now.
 #[global_fn(kpx_deliver_error4, kpx_deliver_error6)]

@@ -15,9 +15,10 @@ use proxy_common::device::Device;
 use proxy_common::flow::{AnyKey, FlowKey};
 
 use crate::Action;
-use crate::established::Head;
+use crate::checksum::{Checksums, diff_words};
+use crate::header::Head;
 use crate::maps;
-use crate::net::{self, Net};
+use crate::net::Net;
 use crate::setting::FAST_PATH;
 use crate::skb::{ETH_LEN, Skb};
 
@@ -245,7 +246,7 @@ pub fn send(skb: Skb, route: &mut FibResult) -> Result<Action, Reason> {
     }
     // The kernel adds the present link header to a device's sum over the whole packet, but then
     // writes another.
-    skb.add_to_sum(net::diff_words(&skb.load::<[u32; 3]>(0)?, &route.macs()));
+    skb.add_to_sum(diff_words(&skb.load::<[u32; 3]>(0)?, &route.macs()));
     maps::count(Event::FastRemote);
     let neighbour = from_mut(&mut route.neighbour);
     let len = size_of::<bpf_redir_neigh>() as i32;

@@ -13,9 +13,9 @@ use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, is_for_asker};
 use super::opener::{is_bare, is_between, is_unchanged};
 use super::{END, Forward, term};
 use crate::maps;
-use crate::net::{At, is_spoofed};
 use crate::packet::Packet;
 use crate::skb::Skb;
+use crate::spoof::{At, is_spoofed};
 
 /// The idle time in seconds after which conntrack may have forgotten a UDP exchange, so that the
 /// next datagram has to pass the policy.

@@ -3,9 +3,8 @@
 
 use proxy_common::addr::{Addr, SockAddr};
 
-/// The new addresses and ports of a packet, for
-/// [`Net::rewrite_packet`](crate::net::Net::rewrite_packet). In map memory, as a
-/// [`Packet`](crate::packet::Packet) is.
+/// The new addresses and ports of a packet. In map memory, as a [`Packet`](crate::packet::Packet)
+/// is.
 #[derive(Clone, Copy)]
 pub struct Becomes<A: Addr> {
     pub src: SockAddr<A>,

@@ -13,11 +13,12 @@ use proxy_macros::global_fn;
 
 use super::fib::{find_on, send};
 use super::{END, Forward, is_on_for_all, liberal, opens_flows};
-use crate::established::{self, Head, Others};
+use crate::established::{self, Others};
+use crate::header::Head;
 use crate::maps::{self, Entry, Marked, Memory, Scratch};
-use crate::net::{At, is_spoofed};
 use crate::outcome::Outcome;
 use crate::skb::{PacketMark, Skb};
+use crate::spoof::{At, is_spoofed};
 use crate::{state_change, tcp};
 
 /// Delivers, translates or passes a packet. Returns [`Outcome::NOT_ESTABLISHED`] if the slow path

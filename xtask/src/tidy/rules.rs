@@ -55,7 +55,7 @@ const UNSAFE: &[(&str, &str)] = &[
         "a lookup in a map is a pointer into the kernel",
     ),
     (
-        "proxy-ebpf/src/net",
+        "proxy-ebpf/src/route",
         "routes come from helpers that take pointers",
     ),
     (
