@@ -15,6 +15,9 @@ pub use sock_addr::SockAddr;
 pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     /// `0.0.0.0` or `::`. Stands for "no address", because no peer of a packet has it.
     const UNSPECIFIED: Self;
+    /// The kernel's number for the family.
+    const AF: u8;
+    const IS_IPV4: bool;
     /// The family's name in `status` and logs: `IPv4`, `IPv6`.
     const FAMILY: &'static str;
     /// The padding that values with an odd number of words need before 64-bit counters.
@@ -36,11 +39,26 @@ pub trait Addr: Copy + Eq + Ord + Hash + fmt::Debug + Send + Sync + 'static {
     /// Returns the multicast address that stands for a namespace in `CLIENTS`, whose other keys are
     /// unicast.
     fn of_namespace(namespace: Namespace) -> Self;
-    /// Returns the address in two registers of two words each, the first word in the lower half. An
-    /// IPv4 address is the first word.
-    fn registers(self) -> [u64; 2];
+    /// Returns the address in four words in network byte order. An IPv4 address is the first word.
+    fn words(self) -> [u32; 4];
+    /// The inverse of [`Self::words`].
+    fn of_words(words: [u32; 4]) -> Self;
+    /// Returns the words in two registers, the first of two words in the lower half.
+    #[inline(always)]
+    fn registers(self) -> [u64; 2] {
+        let [a, b, c, d] = self.words().map(u64::from);
+        [a | b << 32, c | d << 32]
+    }
     /// The inverse of [`Self::registers`].
-    fn from_registers(registers: [u64; 2]) -> Self;
+    #[inline(always)]
+    fn from_registers([first, second]: [u64; 2]) -> Self {
+        Self::of_words([
+            first as u32,
+            (first >> 32) as u32,
+            second as u32,
+            (second >> 32) as u32,
+        ])
+    }
     /// Folds the words of the address, in wire order, into `seed`.
     fn fold_words(self, seed: u32, with: impl Fn(u32, u32) -> u32) -> u32;
 
@@ -83,6 +101,8 @@ impl Addr6 {
 
 impl Addr for Addr4 {
     const UNSPECIFIED: Self = Self(0);
+    const AF: u8 = 2;
+    const IS_IPV4: bool = true;
     const FAMILY: &'static str = "IPv4";
     type Pad = u32;
     const PAD: u32 = 0;
@@ -124,13 +144,13 @@ impl Addr for Addr4 {
     }
 
     #[inline(always)]
-    fn registers(self) -> [u64; 2] {
-        [self.0.into(), 0]
+    fn words(self) -> [u32; 4] {
+        [self.0, 0, 0, 0]
     }
 
     #[inline(always)]
-    fn from_registers([word, _]: [u64; 2]) -> Self {
-        Self(word as u32)
+    fn of_words([first, ..]: [u32; 4]) -> Self {
+        Self(first)
     }
 
     #[inline(always)]
@@ -141,6 +161,8 @@ impl Addr for Addr4 {
 
 impl Addr for Addr6 {
     const UNSPECIFIED: Self = Self([0; 4]);
+    const AF: u8 = 10;
+    const IS_IPV4: bool = false;
     const FAMILY: &'static str = "IPv6";
     type Pad = ();
     const PAD: () = ();
@@ -185,19 +207,13 @@ impl Addr for Addr6 {
     }
 
     #[inline(always)]
-    fn registers(self) -> [u64; 2] {
-        let [a, b, c, d] = self.0.map(u64::from);
-        [a | b << 32, c | d << 32]
+    fn words(self) -> [u32; 4] {
+        self.0
     }
 
     #[inline(always)]
-    fn from_registers([first, second]: [u64; 2]) -> Self {
-        Self([
-            first as u32,
-            (first >> 32) as u32,
-            second as u32,
-            (second >> 32) as u32,
-        ])
+    fn of_words(words: [u32; 4]) -> Self {
+        Self(words)
     }
 
     #[inline(always)]

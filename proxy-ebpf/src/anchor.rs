@@ -9,11 +9,11 @@ use crate::established;
 use crate::header::Head;
 use crate::maps::{self, Memory};
 use crate::net::Net;
-use crate::outcome::Outcome;
+use crate::outcome::{Action, Outcome};
 use crate::packet::Reading;
 use crate::redirect::Forward;
 use crate::skb::{PacketMark, Skb};
-use crate::{Action, host, packet, redirect, state_change, tcp};
+use crate::{host, packet, redirect, state_change, tcp};
 
 /// Sends a packet of an open flow straight to its pod's device, by the link that the first packet
 /// of this second has stored.

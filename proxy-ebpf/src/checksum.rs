@@ -9,7 +9,6 @@ use proxy_common::counter::Reason;
 
 use crate::header::Head;
 use crate::net::IpVersion;
-use crate::packet;
 use crate::skb::{ETH_LEN, Skb};
 
 /// The checksums of an address family that cover addresses, and the rewrites that change them.
@@ -126,7 +125,7 @@ pub fn replace_checksum<A: IpVersion>(
     ports: u32,
     diff: u32,
 ) -> Result<(), Reason> {
-    let at = ETH_LEN + A::IP_LEN + packet::checksum_offset(head.proto);
+    let at = ETH_LEN + A::IP_LEN + checksum_offset(head.proto);
     let flags = if head.proto == Proto::UDP {
         BPF_F_MARK_MANGLED_0
     } else {
@@ -155,4 +154,14 @@ pub fn word(sport: Port, dport: Port) -> u32 {
         (dport, sport)
     };
     u32::from(first.wire()) | u32::from(second.wire()) << 16
+}
+
+/// Returns the offset of the checksum in a transport header.
+#[inline(always)]
+pub fn checksum_offset(proto: Proto) -> u32 {
+    match proto {
+        Proto::TCP => 16,
+        Proto::SCTP => 8,
+        _ => 6,
+    }
 }

@@ -5,9 +5,10 @@ use proxy_common::flow::{EntryKind, Hook};
 
 use crate::maps::{Memory, Scratch};
 use crate::net::Net;
+use crate::outcome::Action;
 use crate::packet::Reading;
 use crate::skb::{LinkHeader, Skb};
-use crate::{Action, flow, foreign_nat, maps, packet};
+use crate::{flow, foreign_nat, maps, packet};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {

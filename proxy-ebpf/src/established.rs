@@ -15,13 +15,13 @@ use proxy_common::flow::{
 use crate::header::Head;
 use crate::maps::{self, Entry, Marked, Memory, Scratch, about_now_secs};
 use crate::net::Net;
-use crate::outcome::Outcome;
+use crate::outcome::{Action, Outcome};
 use crate::packet::Packet;
 use crate::setting::HANDS_OVER;
 use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::spoof::{self, At};
 use crate::tcp;
-use crate::{Action, foreign_nat, host, lookup, state_change};
+use crate::{foreign_nat, host, lookup, state_change};
 
 /// Translates a packet, or passes a packet without a flow. Returns [`Outcome::NOT_ESTABLISHED`] if
 /// the slow path has to take the packet, which is unchanged then.

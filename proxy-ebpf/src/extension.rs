@@ -4,8 +4,7 @@ use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
 use proxy_macros::global_fn;
 
-use crate::fragment::FragmentPart;
-use crate::skb::Skb;
+use crate::skb::{FragmentPart, Skb};
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;

@@ -10,7 +10,7 @@ use proxy_macros::global_fn;
 use crate::net::Net;
 use crate::skb::Skb;
 use crate::spoof::{At, is_spoofed};
-use crate::{lookup, maps, packet, redirect};
+use crate::{fast_path, lookup, maps};
 
 /// Stores the ports of a first fragment for the later fragments. Called before the rewrite, because
 /// the key consists of the fields that all fragments share at this hook.
@@ -67,7 +67,7 @@ pub fn is_stub_for_service<A: Net>(skb: Skb) -> bool {
         lookup::is_services(&SockAddr::new(*addr, Port::from_wire(port)), found.proto)
     });
     dst == Ok(true)
-        || found.proto == Proto::TCP && redirect::is_on() && is_spoofed_fragment::<A>(skb)
+        || found.proto == Proto::TCP && fast_path::is_on() && is_spoofed_fragment::<A>(skb)
 }
 
 /// Returns true if a fragment is spoofed. The stack may reassemble it into a FIN or RST, which a
@@ -97,29 +97,4 @@ fn with_key<A: Net, T>(skb: Skb, borrow: impl FnOnce(&FragmentKey<A>) -> T) -> R
             borrow(key)
         },
     )
-}
-
-/// The part of a packet that a fragment contains, as bits of
-/// [`Found::marks`](crate::packet::Found).
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct FragmentPart(pub u8);
-
-impl FragmentPart {
-    pub const WHOLE: Self = Self(0);
-    pub const FIRST: Self = Self(packet::FIRST);
-    pub const LATER: Self = Self(packet::LATER);
-
-    /// Takes the offset and the bit for more fragments. A fragment that is both first and last is a
-    /// whole packet (RFC 6946).
-    #[inline(always)]
-    pub fn of(offset: u16, more: u16) -> Self {
-        if offset != 0 {
-            Self::LATER
-        } else if more != 0 {
-            Self::FIRST
-        } else {
-            Self::WHOLE
-        }
-    }
 }

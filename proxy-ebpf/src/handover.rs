@@ -10,14 +10,13 @@ use proxy_common::peer::{Peer, PeerKey};
 use proxy_common::policy::{Decision, Origin};
 use proxy_macros::global_fn;
 
-use crate::fragment::FragmentPart;
 use crate::maps::{self, DecisionMemory, Memory, Scratch};
 use crate::net::Net;
 use crate::outcome::{Action, Outcome};
-use crate::packet::{FIRST, Packet, Reading};
+use crate::packet::{Packet, Reading};
 use crate::route::{NextHop, route};
 use crate::setting::HANDS_OVER;
-use crate::skb::{LinkHeader, Skb};
+use crate::skb::{Found, FragmentPart, LinkHeader, Skb};
 use crate::spoof::{self, At};
 use crate::{decide, foreign_nat, fragment, lookup, packet, select};
 
@@ -50,7 +49,7 @@ fn to_node<A: Net>(skb: Skb, memory: Memory) -> Result<Option<Action>, Reason> {
         };
     }
     let found = skb.found();
-    if found.marks & FIRST != 0 {
+    if found.marks & Found::FIRST != 0 {
         fragment::remember::<A>(skb, true);
     }
     into_tunnel(skb, found.link(), scratch, decision, tunnel).map(Some)
@@ -183,7 +182,7 @@ fn take<A: Net>(skb: Skb, memory: Memory) -> Outcome {
 fn try_take<A: Net>(skb: Skb, memory: Memory) -> Result<Action, Reason> {
     let (Scratch { packet, .. }, decision) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     check_frontend(skb, packet, decision)?;
-    if skb.found().marks & FIRST != 0 {
+    if skb.found().marks & Found::FIRST != 0 {
         // The uplink's hook may come after the next packet here. It removes the ports again.
         fragment::remember::<A>(skb, true);
     }

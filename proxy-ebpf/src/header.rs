@@ -4,11 +4,10 @@ use proxy_common::addr::{Addr, Proto, SockAddr};
 use proxy_common::counter::Reason;
 use proxy_common::flow::Signals;
 
-use crate::fragment::FragmentPart;
 use crate::net::{IpVersion, are_fit};
-use crate::packet;
-use crate::skb::{LinkHeader, Skb};
+use crate::skb::{FragmentPart, LinkHeader, Skb};
 use crate::tcp::{self, Numbers, TcpHeader, TcpStart};
+use crate::udp::UDP_LEN;
 
 /// The headers of an address family.
 pub trait Headers: IpVersion {
@@ -136,7 +135,7 @@ pub fn flags_and_numbers(skb: Skb, proto: Proto, at: u32, len: u32) -> Option<(u
             let TcpStart { flags, numbers, .. } = skb.peek::<TcpHeader>(at)?.start;
             Some((flags, numbers))
         }
-        Proto::UDP if len >= packet::UDP_LEN => Some((0, Numbers::NONE)),
+        Proto::UDP if len >= UDP_LEN => Some((0, Numbers::NONE)),
         _ => None,
     }
 }

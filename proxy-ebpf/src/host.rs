@@ -15,11 +15,12 @@ use crate::maps::{Memory, Scratch};
 use crate::net::Net;
 use crate::open;
 use crate::opening::{Opening, Source, Way};
+use crate::outcome::Action;
 use crate::packet::Packet;
 use crate::redirect::{self, Forward};
 use crate::route::{self, NextHop};
 use crate::skb::{LinkHeader, PacketMark, Skb};
-use crate::{Action, decide, flow, maps, monitor, packet};
+use crate::{decide, flow, maps, monitor, packet};
 
 /// The interface index of lo, in every network namespace.
 pub const LO: u32 = 1;
@@ -265,7 +266,7 @@ fn source_addr<A: Net>(
     if on_device || decision.backend.is_local() && !decision.has(Decision::<A>::MASQUERADE) {
         return chosen;
     }
-    maps::address_at(ifindex, by_route).unwrap_or(chosen)
+    route::source_at(ifindex, by_route).unwrap_or(chosen)
 }
 
 /// Delivers a reply of the flow in `scratch.flow` to a socket of the host, from any hook. The reply

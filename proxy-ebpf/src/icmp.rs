@@ -12,16 +12,16 @@ use proxy_common::connect::{Outcome, Voter};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{AtHook, Flow, FlowKey, Hook, Kind, Seen};
 
-use crate::fragment::FragmentPart;
 use crate::maps::{Memory, Scratch};
 use crate::net::Net;
+use crate::outcome::Action;
 use crate::packet::Packet;
 use crate::redirect::{self, Forward};
 use crate::route::way;
 use crate::setting::HANDS_OVER;
-use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
+use crate::skb::{ETH_LEN, FragmentPart, LinkHeader, PacketMark, Skb};
 use crate::spoof::{At, leads_back};
-use crate::{Action, handover, host, maps};
+use crate::{fast_path, handover, host, maps};
 
 /// The length of an ICMP header, and the least transport bytes in a quote (RFC 792).
 const HEADER_LEN: u32 = 8;
@@ -85,7 +85,7 @@ pub fn run<A: Forward>(
     error.becomes.quoted_src = error.quote.src;
     error.becomes.quoted_dst = error.quote.dst;
     if hook == Hook::INGRESS
-        && redirect::opens_flows()
+        && fast_path::opens_flows()
         && let Some(delivered) = redirect::error::<A>(skb, memory.lend())
     {
         return delivered;

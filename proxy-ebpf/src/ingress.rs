@@ -12,14 +12,14 @@ use crate::maps::{Memory, Scratch};
 use crate::net::Net;
 use crate::open;
 use crate::opening::{Opening, Source, Way};
-use crate::outcome::Outcome;
+use crate::outcome::{Action, Outcome};
 use crate::packet::{Packet, Reading};
 use crate::redirect::{self, Forward};
-use crate::route::{NextHop, route_and_source};
+use crate::route::{NextHop, route_and_source, source_at};
 use crate::setting::HANDS_OVER;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::spoof::{At, is_spoofed};
-use crate::{Action, flow, foreign_nat, handover, host, maps, monitor, packet};
+use crate::{fast_path, flow, foreign_nat, handover, host, maps, monitor, packet};
 
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {
@@ -27,7 +27,7 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result
     // In bits, so that `if !is_known` below is the only branch on that value: see "Do not" in the
     // README.
     if !is_first_of_connection(skb, is_known)
-        && redirect::is_on()
+        && fast_path::is_on()
         && let Some(delivered) = redirect::run::<A>(skb, is_known, memory.lend())
     {
         return delivered;
@@ -39,7 +39,7 @@ pub fn run<A: Forward>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result
             Err(reason) if opens_connection(skb) => return pass_on::<A>(skb, reason, memory),
             Err(reason) => return Err(reason),
         }
-        if redirect::opens_flows()
+        if fast_path::opens_flows()
             && let Some(delivered) = redirect::first::<A>(skb, memory.lend())
         {
             return delivered;
@@ -103,7 +103,7 @@ fn opens_connection(skb: Skb) -> bool {
 #[inline(always)]
 fn pass_on<A: Forward>(skb: Skb, reason: Reason, memory: Memory) -> Result<Action, Reason> {
     if matches!(reason, Reason::NotOurs | Reason::Draining)
-        && redirect::is_on()
+        && fast_path::is_on()
         && let Some(delivered) = redirect::run::<A>(skb, false, memory)
     {
         return delivered;
@@ -132,7 +132,7 @@ pub fn is_hidden_by_tags(skb: Skb) -> bool {
     skb.is_tagged()
         && !skb.is_in_vlan()
         && TAGS.contains(&skb.ethertype())
-        && (HANDS_OVER.get() != 0 || redirect::is_on())
+        && (HANDS_OVER.get() != 0 || fast_path::is_on())
         && skb
             .load::<u16>(ETH_LEN)
             .is_ok_and(|tag| u16::from_be(tag) & IDENTIFIER == 0)
@@ -190,7 +190,7 @@ fn open<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Option<Action>, Reas
             return Err(Reason::NoFlow);
         }
     }
-    if chosen.is_ok() && redirect::opens_flows() {
+    if chosen.is_ok() && fast_path::opens_flows() {
         redirect::find_route::<A>(skb, memory.lend());
     }
     let opened = chosen.and_then(|()| open::flow::<A>(memory.lend()));
@@ -393,7 +393,7 @@ fn source_addr<A: Net>(
     *by_route = client;
     match route_and_source(skb, skb.ifindex(), by_route, &backend) {
         Ok(NextHop::Device(ifindex)) => {
-            maps::address_at(ifindex, by_route).map_or_else(|| node_addr(node), Ok)
+            source_at(ifindex, by_route).map_or_else(|| node_addr(node), Ok)
         }
         _ => node_addr(node),
     }

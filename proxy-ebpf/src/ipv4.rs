@@ -6,10 +6,9 @@ use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 
 use crate::checksum::{self, Checksums, fold, sum};
-use crate::fragment::FragmentPart;
 use crate::header::{self, Head, Header, Headers};
 use crate::net::IpVersion;
-use crate::skb::{ETH_LEN, LinkHeader, Skb};
+use crate::skb::{ETH_LEN, FragmentPart, LinkHeader, Skb};
 
 /// The offset of the checksum in the header.
 const CHECK_OFFSET: u32 = 10;
@@ -41,7 +40,6 @@ struct UsualHeaders {
 
 impl IpVersion for Addr4 {
     const ETHERTYPE: u32 = 0x0800_u16.to_be() as u32;
-    const AF: u8 = 2;
     const IP_LEN: u32 = 20;
     const SRC_OFFSET: u32 = 12;
     const DST_OFFSET: u32 = 16;
@@ -95,16 +93,6 @@ impl IpVersion for Addr4 {
     fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self) {
         fib.__bindgen_anon_3.ipv4_src = src.wire();
         fib.__bindgen_anon_4.ipv4_dst = dst.wire();
-    }
-
-    #[inline(always)]
-    fn words(&self) -> [u32; 4] {
-        [self.wire(), 0, 0, 0]
-    }
-
-    #[inline(always)]
-    fn of_words([first, ..]: [u32; 4]) -> Self {
-        Self::from_wire(first)
     }
 }
 

@@ -6,12 +6,11 @@ use proxy_common::counter::Reason;
 use proxy_macros::global_fn;
 
 use crate::checksum::{self, Checksums, diff, sum};
-use crate::fragment::FragmentPart;
 use crate::header::{self, Head, Header, Headers};
 use crate::net::IpVersion;
 use crate::setting::HANDS_OVER;
-use crate::skb::{ETH_LEN, LinkHeader, Skb};
-use crate::{extension, redirect, spoof};
+use crate::skb::{ETH_LEN, FragmentPart, LinkHeader, Skb};
+use crate::{extension, fast_path, spoof};
 
 /// RFC 8200 §3.
 #[derive(Clone, Copy)]
@@ -38,7 +37,7 @@ fn is_hidden_and_spoofed(skb: Skb, at: u32) -> bool {
         let start = at + Addr6::IP_LEN;
         extension::walk(skb, ip.next_header, start).result().is_ok()
     };
-    (HANDS_OVER.get() != 0 || redirect::is_on())
+    (HANDS_OVER.get() != 0 || fast_path::is_on())
         && src.is_unicast()
         && dst.is_unicast()
         && !is_followed()
@@ -66,7 +65,6 @@ struct Rewritten {
 
 impl IpVersion for Addr6 {
     const ETHERTYPE: u32 = 0x86dd_u16.to_be() as u32;
-    const AF: u8 = 10;
     const IP_LEN: u32 = 40;
     const SRC_OFFSET: u32 = 8;
     const DST_OFFSET: u32 = 24;
@@ -120,16 +118,6 @@ impl IpVersion for Addr6 {
     fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self) {
         fib.__bindgen_anon_3.ipv6_src = src.wire();
         fib.__bindgen_anon_4.ipv6_dst = dst.wire();
-    }
-
-    #[inline(always)]
-    fn words(&self) -> [u32; 4] {
-        self.wire()
-    }
-
-    #[inline(always)]
-    fn of_words(words: [u32; 4]) -> Self {
-        Self::from_wire(words)
     }
 }
 

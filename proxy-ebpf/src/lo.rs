@@ -10,10 +10,11 @@ use proxy_common::flow::{Flow, Hook};
 
 use crate::maps::{self, Memory};
 use crate::net::Net;
+use crate::outcome::Action;
 use crate::packet::Reading;
 use crate::redirect::Forward;
 use crate::skb::Skb;
-use crate::{Action, flow, host, packet};
+use crate::{flow, host, packet};
 
 #[inline(always)]
 pub fn run<A: Forward>(skb: Skb, mut memory: Memory) -> Result<Action, Reason> {

@@ -28,6 +28,7 @@ mod decide;
 mod egress;
 mod established;
 mod extension;
+mod fast_path;
 mod flow;
 mod foreign_nat;
 mod fragment;
@@ -63,6 +64,7 @@ mod socket;
 mod spoof;
 mod state_change;
 mod tcp;
+mod udp;
 
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
@@ -189,7 +191,7 @@ pub fn kpx_tunnel(ctx: TcContext) -> i32 {
 #[inline(always)]
 fn arriving<A: Forward>(skb: Skb, mut memory: Memory) -> i32 {
     let handed_over = handover::arrives::<A>(skb, memory.lend());
-    let outcome = if redirect::is_on() {
+    let outcome = if fast_path::is_on() {
         redirect::quick::<A>(skb, memory.lend())
     } else {
         settled::<A>(skb, memory.lend())

@@ -32,7 +32,6 @@ use proxy_common::service_counts::ServiceCounts;
 use proxy_common::socket::{Socket, SocketKey};
 use proxy_macros::global_fn;
 
-use crate::net::Net;
 use crate::skb::Skb;
 
 mod answers;
@@ -58,7 +57,7 @@ mod sockets;
 pub use answers::{SenderKind, may_answer};
 pub use clock::{about_now_secs, in_this_tick};
 pub use connects::{note_answer, note_connection, note_outcome, waited};
-pub use devices::{address_at, device, is_stacked, mac_of, mtu_of, place_of, tunnel};
+pub use devices::{address_of, device, is_stacked, mac_of, mtu_of, place_of, tunnel};
 pub use ends::Marked;
 pub use exits::{epoch, exit, keep_exit, opens_until};
 pub use flows::{
@@ -172,47 +171,47 @@ pub fn call_slow(skb: Skb, slow: SlowProgram) {
 }
 
 #[inline(always)]
-pub fn frontend<A: Net>(key: &FrontendKey<A>) -> Option<Frontend<A>> {
+pub fn frontend<A: Maps>(key: &FrontendKey<A>) -> Option<Frontend<A>> {
     copied_here(A::MAPS.frontends, key)
 }
 
 #[inline(always)]
-pub fn has_frontend<A: Net>(key: &FrontendKey<A>) -> bool {
+pub fn has_frontend<A: Maps>(key: &FrontendKey<A>) -> bool {
     A::MAPS.frontends.find(key).is_some()
 }
 
 #[inline(always)]
-pub fn service<A: Net>(key: &FrontendKey<A>) -> Option<Service> {
+pub fn service<A: Maps>(key: &FrontendKey<A>) -> Option<Service> {
     copied_here(A::MAPS.services, key)
 }
 
 #[inline(always)]
-pub fn slot<A: Net>(key: &SlotKey<A>) -> Option<Backend<A>> {
+pub fn slot<A: Maps>(key: &SlotKey<A>) -> Option<Backend<A>> {
     copied(A::MAPS.slots, key)
 }
 
 /// Returns the row of `addr`, if the address is the node's own.
 #[inline(always)]
-pub fn own_addr<A: Net>(addr: &A) -> Option<OwnAddr> {
+pub fn own_addr<A: Maps>(addr: &A) -> Option<OwnAddr> {
     copied(A::MAPS.addrs, addr)
 }
 
 /// The same, looked up inline: see [`Find::find_here`].
 #[inline(always)]
-pub fn own_addr_here<A: Net>(addr: &A) -> Option<OwnAddr> {
+pub fn own_addr_here<A: Maps>(addr: &A) -> Option<OwnAddr> {
     copied_here(A::MAPS.addrs, addr)
 }
 
 /// Returns true if the configuration declares the address a local pod's.
 #[inline(always)]
-pub fn is_pod<A: Net>(addr: A) -> bool {
+pub fn is_pod<A: Maps>(addr: A) -> bool {
     pod_net(addr) & pod_net::DETECTED != 0
 }
 
 /// Returns the bits of the network that contains an address: see [`pod_net`]. A separate function,
 /// so that its key leaves the stack afterwards.
 #[inline(never)]
-pub fn pod_net<A: Net>(addr: A) -> u32 {
+pub fn pod_net<A: Maps>(addr: A) -> u32 {
     A::MAPS
         .pods
         .get(Key::new(addr_bits::<A>(), addr))
@@ -221,7 +220,7 @@ pub fn pod_net<A: Net>(addr: A) -> u32 {
 }
 
 #[inline(always)]
-pub fn is_in_service_cidr<A: Net>(addr: A) -> bool {
+pub fn is_in_service_cidr<A: Maps>(addr: A) -> bool {
     // The longest prefix counts: kpx does not drop packets to another proxy's address within a
     // range.
     A::MAPS
@@ -231,7 +230,7 @@ pub fn is_in_service_cidr<A: Net>(addr: A) -> bool {
 }
 
 #[inline(always)]
-pub fn is_in_source_range<A: Net>(service: &FrontendKey<A>, addr: A) -> bool {
+pub fn is_in_source_range<A: Maps>(service: &FrontendKey<A>, addr: A) -> bool {
     let prefix_len = SourceRange::<A>::SERVICE_BITS + addr_bits::<A>();
     A::MAPS
         .source_ranges
@@ -246,19 +245,19 @@ const fn addr_bits<A>() -> u32 {
 
 /// Returns the endpoint of a service port that listens at `at`, if it serves.
 #[inline(always)]
-pub fn endpoint<A: Net>(service: FrontendKey<A>, at: SockAddr<A>) -> Option<Endpoint> {
+pub fn endpoint<A: Maps>(service: FrontendKey<A>, at: SockAddr<A>) -> Option<Endpoint> {
     copied_here(A::MAPS.endpoints, &EndpointKey::new(service, at))
 }
 
 /// Returns true if the service's local redirect excludes this pod's own packets.
 #[inline(always)]
-pub fn is_spared<A: Net>(service: FrontendKey<A>, pod: A) -> bool {
+pub fn is_spared<A: Maps>(service: FrontendKey<A>, pod: A) -> bool {
     copied_here(A::MAPS.endpoints, &EndpointKey::spared(service, pod)).is_some()
 }
 
 /// Returns the slot at a place of a set's Maglev table.
 #[inline(always)]
-pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {
+pub fn maglev_slot<A: Maps>(set: &SetKey<A>, place: usize) -> Option<u32> {
     // Read again, for a comparison of 64 bits: old kernels derive no 64-bit bound from a comparison
     // of 32 bits.
     let place = again(&place);
@@ -272,12 +271,12 @@ pub fn maglev_slot<A: Net>(set: &SetKey<A>, place: usize) -> Option<u32> {
 
 /// Returns the client's last backend, whether its address was proven or not.
 #[inline(always)]
-pub fn affinity<A: Net>(key: &AffinityKey<A>) -> Option<Affinity<A>> {
+pub fn affinity<A: Maps>(key: &AffinityKey<A>) -> Option<Affinity<A>> {
     copied_here(A::MAPS.affinity, key).or_else(|| copied_here(A::MAPS.new_affinity, key))
 }
 
 #[inline(always)]
-pub fn set_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
+pub fn set_affinity<A: Maps>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
     // If the insert fails, the client may get another backend next time.
     let _set = A::MAPS.affinity.insert(key, affinity, 0);
 }
@@ -285,7 +284,7 @@ pub fn set_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
 /// Stores the backend of a client whose address may be spoofed. If the address was proven before,
 /// updates the existing row instead.
 #[inline(always)]
-pub fn set_new_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
+pub fn set_new_affinity<A: Maps>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
     match A::MAPS.affinity.find_here(key) {
         Some(shown) => shown.set(*affinity),
         // If the insert fails, the client may get another backend next time.
@@ -295,7 +294,7 @@ pub fn set_new_affinity<A: Net>(key: &AffinityKey<A>, affinity: &Affinity<A>) {
 
 /// Advances a set's round-robin counter, and returns the previous value.
 #[inline(always)]
-pub fn next_turn<A: Net>(set: &SetKey<A>) -> u32 {
+pub fn next_turn<A: Maps>(set: &SetKey<A>) -> u32 {
     let Some(cursor) = A::MAPS.cursors.find_here(set) else {
         let _first = A::MAPS.cursors.insert(set, 1, u64::from(BPF_NOEXIST));
         return 0;
@@ -306,7 +305,7 @@ pub fn next_turn<A: Net>(set: &SetKey<A>) -> u32 {
 
 /// Returns the number of open flows of a backend whose flows are counted.
 #[inline(always)]
-pub fn connections<A: Net>(backend: SockAddr<A>, proto: Proto) -> u32 {
+pub fn connections<A: Maps>(backend: SockAddr<A>, proto: Proto) -> u32 {
     copied(
         A::MAPS.connections,
         &FrontendKey::new(backend.addr, backend.port, proto),
@@ -315,7 +314,7 @@ pub fn connections<A: Net>(backend: SockAddr<A>, proto: Proto) -> u32 {
 }
 
 #[inline(always)]
-pub fn connection_opened<A: Net>(backend: SockAddr<A>, proto: Proto) {
+pub fn connection_opened<A: Maps>(backend: SockAddr<A>, proto: Proto) {
     let key = FrontendKey::new(backend.addr, backend.port, proto);
     match A::MAPS.connections.find(&key) {
         // Not atomic: if two CPUs race, the count is off by one until the agent recounts.
@@ -330,7 +329,7 @@ pub fn connection_opened<A: Net>(backend: SockAddr<A>, proto: Proto) {
 }
 
 #[inline(always)]
-pub fn connection_closed<A: Net>(backend: SockAddr<A>, proto: Proto) {
+pub fn connection_closed<A: Maps>(backend: SockAddr<A>, proto: Proto) {
     let key = FrontendKey::new(backend.addr, backend.port, proto);
     if let Some(count) = A::MAPS.connections.find(&key) {
         count.update(|count| count.saturating_sub(1));

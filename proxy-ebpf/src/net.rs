@@ -1,7 +1,7 @@
 //! The differences between IPv4 and IPv6, as traits with instances in `ipv4.rs` and `ipv6.rs`.
 
 use aya_ebpf::bindings::bpf_fib_lookup as FibLookup;
-use proxy_common::addr::{Addr, Addr4, Proto};
+use proxy_common::addr::{Addr, Proto};
 use proxy_common::hook::{PacketHook, SlowProgram};
 
 use crate::checksum::Checksums;
@@ -15,11 +15,8 @@ impl<A: Headers + Checksums> Net for A {}
 
 /// The constants of an address family, and the meaning of its addresses.
 pub trait IpVersion: Addr + Maps {
-    const IS_IPV4: bool = Self::AF == Addr4::AF;
     /// In network order, as `__sk_buff.protocol` has it.
     const ETHERTYPE: u32;
-    /// The kernel's number for the family.
-    const AF: u8;
     /// Length of a header without options or extensions.
     const IP_LEN: u32;
     /// Offsets in the header; the destination follows the source.
@@ -55,9 +52,6 @@ pub trait IpVersion: Addr + Maps {
     /// Returns true for the type and code of an ICMP error that reports an unreachable destination.
     fn is_unreachable(kind: u8, code: u8) -> bool;
     fn fib_addrs(fib: &mut FibLookup, src: Self, dst: Self);
-    /// Returns the address in four words in network byte order; an IPv4 address is the first word.
-    fn words(&self) -> [u32; 4];
-    fn of_words(words: [u32; 4]) -> Self;
 
     /// Returns this family's program with the slow path of a hook.
     #[inline(always)]

@@ -8,13 +8,15 @@ use proxy_common::counter::Reason;
 use proxy_common::flow::{Acked, FlowKey, Hook, Seen, Signals};
 use proxy_macros::global_fn;
 
-use crate::fragment::{self, FragmentPart};
+use crate::checksum::checksum_offset;
+use crate::fragment;
 use crate::header::{Head, Header};
 use crate::maps::{self, Memory, Scratch};
 use crate::net::{Net, are_fit};
 use crate::sctp;
-use crate::skb::{ETH_LEN, LinkHeader, Skb};
-use crate::tcp::{self, ACK, Numbers, TCP_LEN, TcpStart};
+use crate::skb::{ETH_LEN, Found, FragmentPart, LinkHeader, Skb};
+use crate::tcp::{Numbers, TCP_LEN, TcpStart};
+use crate::udp::{UDP_LEN, UdpHeader};
 
 /// A TCP, UDP or SCTP packet of one family. It lives in map memory
 /// ([`Scratch`](crate::maps::Scratch)): the stack is too small for it.
@@ -39,87 +41,9 @@ pub struct Packet<A: Addr> {
     pub port_taken: bool,
 }
 
-/// The headers of a packet, without the addresses.
-///
-/// Stored in the packet's control block (`__sk_buff::cb`), which belongs to the program while it
-/// runs, and which every function with the packet can read. The verifier treats a value from there
-/// as unknown. So it checks the code behind the parser once, instead of once for each path through
-/// the parser.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct Found {
-    /// Offset of the transport header in the packet, link header included.
-    pub l4: u16,
-    pub proto: Proto,
-    /// The hook that read the headers.
-    pub hook: Hook,
-    pub sport: Port,
-    pub dport: Port,
-    /// The identification in a fragment's key.
-    pub id: u32,
-    pub signals: Signals,
-    pub marks: u8,
-    /// Offset of the Internet checksum in the transport header; 0 for SCTP and for later fragments.
-    pub check: u8,
-    /// The protocol in a fragment's key.
-    pub split: Proto,
-    /// Bytes of transport header and payload.
-    pub len: u32,
-}
-
-/// The packet may open a flow.
-const OPENS: u8 = 1 << 0;
-/// The packet is a first fragment.
-pub const FIRST: u8 = 1 << 1;
-/// The packet is a later fragment.
-pub const LATER: u8 = 1 << 2;
-/// The packet has the usual headers: see [`Head`].
-const USUAL: u8 = 1 << 3;
-/// The packet has TCP's ACK flag.
-const ACKS: u8 = 1 << 4;
-/// The packet starts with its IP header.
-const HEADERLESS: u8 = 1 << 6;
 /// A UDP checksum of 0 means "no checksum" (RFC 768): it must stay 0, and an update must not result
 /// in 0.
 const ZERO_IS_NONE: u8 = BPF_F_MARK_MANGLED_0 as u8;
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct UdpHeader {
-    sport: u16,
-    dport: u16,
-    len: u16,
-    check: u16,
-}
-pub const UDP_LEN: u32 = size_of::<UdpHeader>() as u32;
-
-impl Found {
-    #[inline(always)]
-    pub fn is_fragment(&self) -> bool {
-        self.marks & (FIRST | LATER) != 0
-    }
-
-    #[inline(always)]
-    pub fn link(&self) -> LinkHeader {
-        if self.marks & HEADERLESS == 0 {
-            LinkHeader::Ethernet
-        } else {
-            LinkHeader::None
-        }
-    }
-
-    /// Takes over the signals of TCP's flags.
-    #[inline(always)]
-    fn take_flags(&mut self, flags: u8) {
-        if tcp::opens(flags) {
-            self.marks |= OPENS;
-        }
-        if flags & ACK != 0 {
-            self.marks |= ACKS;
-        }
-        self.signals = tcp::signals(flags);
-    }
-}
 
 /// The kind of a packet, for [`parse`], in a register.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -236,12 +160,12 @@ impl<A: Net> Packet<A> {
     /// TCP connection or SCTP association belongs to a connection that kpx does not translate.
     #[inline(always)]
     pub fn opens(&self) -> bool {
-        self.marks & OPENS != 0
+        self.marks & Found::OPENS != 0
     }
 
     #[inline(always)]
     pub fn is_fragment(&self) -> bool {
-        self.marks & (FIRST | LATER) != 0
+        self.marks & (Found::FIRST | Found::LATER) != 0
     }
 
     #[inline(always)]
@@ -257,7 +181,7 @@ impl<A: Net> Packet<A> {
     /// Returns the same, read again: see [`maps::again`].
     #[inline(always)]
     pub fn opens_again(&self) -> bool {
-        maps::again(&self.marks) & OPENS != 0
+        maps::again(&self.marks) & Found::OPENS != 0
     }
 
     /// Returns the packet's signals, read again: see [`maps::again`].
@@ -275,14 +199,14 @@ impl<A: Net> Packet<A> {
     /// protocols.
     #[inline(always)]
     pub fn seq(&self) -> Option<u32> {
-        (self.proto == Proto::TCP && self.marks & LATER == 0)
+        (self.proto == Proto::TCP && self.marks & Found::LATER == 0)
             .then_some(u32::from_be(self.numbers.seq))
     }
 
     /// Returns TCP's acknowledgement number. `None` without the ACK flag.
     #[inline(always)]
     pub fn acked(&self) -> Option<Acked> {
-        (self.marks & ACKS != 0).then_some(Acked(u32::from_be(self.numbers.acked)))
+        (self.marks & Found::ACKS != 0).then_some(Acked(u32::from_be(self.numbers.acked)))
     }
 
     /// Replaces the packet's addresses and ports, and updates its checksums. `is_far` is set if the
@@ -296,7 +220,7 @@ impl<A: Net> Packet<A> {
         is_far: bool,
     ) -> Result<(), Reason> {
         let found = skb.found();
-        if found.marks & USUAL != 0 {
+        if found.marks & Found::USUAL != 0 {
             return A::rewrite(skb, &self.head(), src, dst);
         }
         // Later fragments have no transport header, and SCTP's checksum covers no addresses.
@@ -307,10 +231,10 @@ impl<A: Net> Packet<A> {
             if dst.port != self.dst.port {
                 replace_port(skb, &found, 2, self.dst.port, dst.port)?;
             }
-        } else if found.marks & LATER == 0 {
+        } else if found.marks & Found::LATER == 0 {
             sctp::set_ports(skb, src.port, dst.port)?;
         }
-        if found.marks & FIRST != 0 {
+        if found.marks & Found::FIRST != 0 {
             fragment::remember::<A>(skb, is_far);
         }
         if src.addr != self.src.addr {
@@ -334,7 +258,7 @@ fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
         dport: head.dst.port,
         id: 0,
         signals: Signals::PACKET,
-        marks: USUAL,
+        marks: Found::USUAL,
         check: checksum_offset(head.proto) as u8,
         split: Proto::ANY,
         len: head.len,
@@ -342,7 +266,7 @@ fn usual<A: Net>(head: &Head<A>, hook: Hook) -> Found {
     if head.proto == Proto::TCP {
         found.take_flags(head.flags)
     } else {
-        found.marks |= OPENS | ZERO_IS_NONE
+        found.marks |= Found::OPENS | ZERO_IS_NONE
     }
     found
 }
@@ -370,7 +294,7 @@ fn read<A: Net>(
         signals: Signals::PACKET,
         marks: header.part.0
             | if link == LinkHeader::None {
-                HEADERLESS
+                Found::HEADERLESS
             } else {
                 0
             },
@@ -420,7 +344,7 @@ fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<
         Proto::UDP => {
             let udp: UdpHeader = skb.load(header.l4)?;
             (found.sport, found.dport) = (Port::from_wire(udp.sport), Port::from_wire(udp.dport));
-            found.marks |= OPENS | ZERO_IS_NONE;
+            found.marks |= Found::OPENS | ZERO_IS_NONE;
             UDP_LEN
         }
         Proto::SCTP => {
@@ -428,7 +352,7 @@ fn transport<A: Net>(skb: Skb, header: &Header<A>, found: &mut Found) -> Result<
             (found.sport, found.dport) = (Port::from_wire(sctp.sport), Port::from_wire(sctp.dport));
             found.signals = sctp.signals();
             if sctp.opens() {
-                found.marks |= OPENS;
+                found.marks |= Found::OPENS;
             }
             size_of::<sctp::Start>() as u32
         }
@@ -475,14 +399,4 @@ fn check_at(found: &Found) -> u32 {
 #[inline(always)]
 fn check_flags(found: &Found) -> u32 {
     u32::from(found.marks & ZERO_IS_NONE)
-}
-
-/// Returns the offset of the checksum in a transport header.
-#[inline(always)]
-pub fn checksum_offset(proto: Proto) -> u32 {
-    match proto {
-        Proto::TCP => 16,
-        Proto::SCTP => 8,
-        _ => 6,
-    }
 }

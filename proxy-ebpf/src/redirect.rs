@@ -13,19 +13,20 @@ mod quick;
 
 use proxy_common::addr::{Addr, Proto};
 use proxy_common::counter::{Event, Reason};
-use proxy_common::device::Node;
 use proxy_common::flow::{CachedRoute, EntryKind, Flow, Hook, Kind, Seen, State, Term};
 use proxy_macros::global_fn;
 
 use self::bypass::{is_bypass, may_be_quick, may_leave};
 use self::fib::leave;
 use self::plan::Plan;
+use crate::fast_path::is_on_for_all;
 use crate::maps::{self, Entry, Memory, Scratch};
 use crate::net::Net;
+use crate::outcome::Action;
 use crate::packet::Packet;
 use crate::skb::{ETH_LEN, LinkHeader, PacketMark, Skb};
 use crate::spoof::{At, is_spoofed};
-use crate::{Action, flow, packet};
+use crate::{flow, packet};
 
 pub use self::fib::{FibResult, Forward, find, longest};
 pub use self::opener::find_route;
@@ -82,26 +83,6 @@ const TURN_SECS: u32 = 16;
 
 /// The bits of a flow that has ended or begins to end.
 const END: Seen = Seen::FIN.with(Seen::RST);
-
-/// Returns true if packets of open connections may skip the stack.
-#[inline(always)]
-pub fn is_on() -> bool {
-    fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::OF_FAST_PATH))
-}
-
-/// Returns true if bypass flows may be opened. The agent grants only a short lease, because it has
-/// to watch for new rules.
-#[inline(always)]
-pub fn opens_flows() -> bool {
-    opens_flows_by(maps::about_now_secs)
-}
-
-/// Returns the same by another clock.
-#[inline(always)]
-pub fn opens_flows_by(now_secs: impl FnOnce() -> u32) -> bool {
-    let is_in_time = || now_secs() <= maps::opens_until();
-    fib::is_built_in() && maps::node().is_some_and(|node| node.has(Node::FAST_OPEN) && is_in_time())
-}
 
 /// Delivers an incoming packet past the stack, if its flow allows that. `is_known` is set if this
 /// hook has found the flow, in `scratch.flow`. `None` leaves the packet to the stack, unchanged.
@@ -435,12 +416,6 @@ fn reply<A: Forward>(
     } else {
         Plan::BackToDevice
     }
-}
-
-/// Returns true if flows that were opened through the stack may bypass it as well.
-#[inline(always)]
-pub fn is_on_for_all() -> bool {
-    maps::node().is_some_and(|node| node.has(Node::FAST_PATH))
 }
 
 /// Returns the current term. Callers read it before the routes.

@@ -7,16 +7,15 @@ use proxy_common::addr::Proto;
 use proxy_common::counter::Reason;
 use proxy_common::device::Device;
 
-use crate::checksum::{fold, sum};
-use crate::fragment::FragmentPart;
+use crate::checksum::{checksum_offset, fold, sum};
 use crate::header::Header;
+use crate::maps;
 use crate::maps::SenderKind;
 use crate::maps::about_now_secs;
 use crate::net::Net;
-use crate::packet::checksum_offset;
-use crate::skb::{LinkHeader, Skb};
+use crate::outcome::Action;
+use crate::skb::{FragmentPart, LinkHeader, Skb};
 use crate::tcp::{ACK, RST_ACK};
-use crate::{Action, maps};
 
 /// The exit of an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -67,6 +67,19 @@ pub fn route_and_source<A: Net>(
     next_hop(look_up_source::<A, false>(skb, ifindex, source, dst))
 }
 
+/// Returns the host's source address on a device: the route's source, or else the device's own
+/// address. `None` if the device has no address: the kernel would then use the address of any other
+/// device.
+#[inline(always)]
+pub fn source_at<A: Net>(ifindex: u32, by_route: &A) -> Option<A> {
+    let own = maps::address_of(ifindex)?;
+    Some(if by_route.is_unicast() {
+        *by_route
+    } else {
+        own
+    })
+}
+
 #[inline(always)]
 fn next_hop(found: u32) -> Result<NextHop, Reason> {
     match found {

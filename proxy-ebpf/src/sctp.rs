@@ -7,7 +7,7 @@ use proxy_common::crc32c;
 use proxy_common::flow::Signals;
 use proxy_macros::global_fn;
 
-use crate::packet::FIRST;
+use crate::skb::Found;
 use crate::skb::Skb;
 
 /// The common header (§3) and the first chunk's (§3.2).
@@ -81,7 +81,7 @@ fn try_rewrite(skb: Skb, ports: [u16; 2]) -> Result<(), Reason> {
     let l4 = u32::from(found.l4);
     // The checksum covers the whole packet, and its update needs the length, which a first fragment
     // does not have.
-    if found.marks & FIRST != 0 || found.len > u32::from(u16::MAX) {
+    if found.marks & Found::FIRST != 0 || found.len > u32::from(u16::MAX) {
         return Err(Reason::Rewrite);
     }
     let checksum: u32 = skb.load(l4 + CHECKSUM_OFFSET)?;

@@ -2,6 +2,7 @@
 //! packets and checksums that the device completes. So do all reads but [`Skb::peek`].
 
 mod foreign;
+mod found;
 mod mark;
 
 use core::mem::{MaybeUninit, transmute};
@@ -22,9 +23,9 @@ use proxy_common::hook::{HookId, PacketHook};
 
 use self::mark::{MADE_HERE, MARKS};
 use crate::outcome::{Action, Outcome};
-use crate::packet::Found;
 use crate::setting::EXPOSES_PACKET_MARK;
 
+pub use self::found::{Found, FragmentPart};
 pub use self::mark::PacketMark;
 
 /// Length of an Ethernet header.

@@ -236,7 +236,7 @@ fn call(
     }
     let call = match (names, family) {
         ([of_ipv4, of_ipv6], Some(family)) => quote! {
-            if <#family as crate::net::IpVersion>::IS_IPV4 { #of_ipv4(#ipv4) } else { #of_ipv6(#ipv6) }
+            if <#family as ::proxy_common::addr::Addr>::IS_IPV4 { #of_ipv4(#ipv4) } else { #of_ipv6(#ipv6) }
         },
         _ => {
             let name = &names[0];

@@ -10,16 +10,15 @@ use proxy_common::frontend::{EndpointKey, FrontendKey};
 use proxy_macros::global_fn;
 
 use super::live::part;
-use super::{Find, Live, again, count, in_this_tick, undnat};
+use super::{Find, Live, Maps, again, count, in_this_tick, undnat};
 use crate::clock::{now_ns, now_secs};
-use crate::net::Net;
 
 /// In the object's read-only data: the stack has no room for it.
 static NOTHING: &Connects = &Connects::NOTHING;
 
 /// Counts the outcome of a flow's connection, unless the flow has no service port.
 #[inline(always)]
-pub fn note_outcome<A: Net>(flow: &Flow<A>, outcome: Outcome) {
+pub fn note_outcome<A: Maps>(flow: &Flow<A>, outcome: Outcome) {
     if !flow.service.addr.is_unspecified() {
         note_connection(&flow.service, &flow.backend, outcome);
     }
@@ -27,14 +26,14 @@ pub fn note_outcome<A: Net>(flow: &Flow<A>, outcome: Outcome) {
 
 /// Counts the outcome of a connection to a service port's backend.
 #[inline(always)]
-pub fn note_connection<A: Net>(service: &FrontendKey<A>, backend: &SockAddr<A>, outcome: Outcome) {
+pub fn note_connection<A: Maps>(service: &FrontendKey<A>, backend: &SockAddr<A>, outcome: Outcome) {
     let ports = PortsAndOutcome::new(service.port, backend.port, outcome);
     count_outcome(&service.addr, &backend.addr, ports);
 }
 
 /// Counts the outcome that the backend's first packet shows. The caller has read the signals again.
 #[inline(always)]
-pub fn note_answer<A: Net>(flow: &Flow<A>, signals: Signals) {
+pub fn note_answer<A: Maps>(flow: &Flow<A>, signals: Signals) {
     // Read again, because the caller still uses this number.
     let dialled = DialTime(again(&flow.generation));
     if signals.resets() {
@@ -52,7 +51,7 @@ pub fn note_answer<A: Net>(flow: &Flow<A>, signals: Signals) {
 
 /// Returns the units of [`DialTime`] since the first SYN of an unanswered flow; 0 if unknown.
 #[inline(never)]
-pub fn waited<A: Net>(flow: &Flow<A>) -> u32 {
+pub fn waited<A: Maps>(flow: &Flow<A>) -> u32 {
     let dialled = undnat(flow, Proto::TCP).map_or(DialTime::UNKNOWN, |entry| {
         DialTime(entry.read(|flow| flow.generation))
     });
@@ -66,7 +65,7 @@ pub fn waited<A: Net>(flow: &Flow<A>) -> u32 {
 /// Counts an outcome without a lock: if two CPUs count for one backend at the same instant, one
 /// count is lost. Without room for a row, nothing is counted.
 #[global_fn(kpx_outcome4, kpx_outcome6)]
-fn count_outcome<A: Net>(service: &A, backend: &A, ports: PortsAndOutcome) {
+fn count_outcome<A: Maps>(service: &A, backend: &A, ports: PortsAndOutcome) {
     let outcome = ports.outcome();
     let service = FrontendKey::new(*service, ports.service(), outcome.proto());
     let Some(connects) = row(&EndpointKey::new(
@@ -102,7 +101,7 @@ fn count_outcome<A: Net>(service: &A, backend: &A, ports: PortsAndOutcome) {
 }
 
 #[inline(always)]
-fn row<A: Net>(key: &EndpointKey<A>) -> Option<Live<Connects>> {
+fn row<A: Maps>(key: &EndpointKey<A>) -> Option<Live<Connects>> {
     let map = A::MAPS.connects;
     if let Some(connects) = map.find_here(key) {
         return Some(connects);

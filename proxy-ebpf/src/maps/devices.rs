@@ -2,8 +2,7 @@
 
 use proxy_common::device::Device;
 
-use super::{DEVICES, Find, copied};
-use crate::net::Net;
+use super::{DEVICES, Find, Maps, copied};
 use crate::setting::ZERO;
 
 #[inline(always)]
@@ -11,20 +10,11 @@ pub fn device(ifindex: u32) -> Option<Device> {
     copied(&DEVICES, &ifindex)
 }
 
-/// Returns the host's source address on a device: the route's source, or else the device's own
-/// address. `None` if the device has no address: the kernel would then use the address of any other
-/// device.
+/// Returns a device's own address, if it has one.
 #[inline(always)]
-pub fn address_at<A: Net>(ifindex: u32, by_route: &A) -> Option<A> {
+pub fn address_of<A: Maps>(ifindex: u32) -> Option<A> {
     let own = DEVICES.find(&ifindex)?.read(|device| A::of_device(device));
-    if own.is_unspecified() {
-        return None;
-    }
-    Some(if by_route.is_unicast() {
-        *by_route
-    } else {
-        own
-    })
+    (!own.is_unspecified()).then_some(own)
 }
 
 /// Returns the flags of a device (0: unknown device), and the interface index of its bridge (0:

@@ -6,8 +6,7 @@ use aya_ebpf::maps::Array;
 use proxy_common::ways::{self, Row};
 
 use super::live::part;
-use super::{Find, Live};
-use crate::net::Net;
+use super::{Find, Live, Maps};
 
 /// The binary logarithm of the number of rows. Two pods with the same row replace each other's
 /// link.
@@ -48,7 +47,7 @@ pub fn opens_until() -> u32 {
 /// Returns the link to a pod, if it leads through this device. While another CPU writes the row,
 /// the link may have another pod's addresses.
 #[inline(always)]
-pub fn exit<A: Net>(ifindex: u32, pod: &A) -> Option<Exit> {
+pub fn exit<A: Maps>(ifindex: u32, pod: &A) -> Option<Exit> {
     let (pod, row) = row(pod)?;
     let exit = row.copy();
     // In bits, because each branch would multiply the verifier's work.
@@ -62,7 +61,7 @@ pub fn exit<A: Net>(ifindex: u32, pod: &A) -> Option<Exit> {
 
 /// Stores the link to a pod.
 #[inline(always)]
-pub fn keep_exit<A: Net>(pod: &A, ifindex: u32, mtu: u32, macs: [u32; 3]) {
+pub fn keep_exit<A: Maps>(pod: &A, ifindex: u32, mtu: u32, macs: [u32; 3]) {
     let Some((pod, row)) = row(pod) else { return };
     let differences = row.read(|kept| {
         let of_pod = [0, 1, 2, 3]
@@ -87,7 +86,7 @@ pub fn keep_exit<A: Net>(pod: &A, ifindex: u32, mtu: u32, macs: [u32; 3]) {
 
 /// Returns a pod's address in words, and its row.
 #[inline(always)]
-fn row<A: Net>(pod: &A) -> Option<([u32; 4], Live<Exit>)> {
+fn row<A: Maps>(pod: &A) -> Option<([u32; 4], Live<Exit>)> {
     // 2^32 divided by the golden ratio, which spreads neighbouring addresses.
     const MULTIPLIER: u32 = 0x9e37_79b9;
     let words = pod.words();

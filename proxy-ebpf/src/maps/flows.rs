@@ -5,8 +5,7 @@ use proxy_common::addr::Proto;
 use proxy_common::flow::{Acked, CachedRoute, EntryKind, Flow, FlowKey, Kind, Proof, Seen};
 
 use super::live::part;
-use super::{Find, Live, ends};
-use crate::net::Net;
+use super::{Find, Live, Maps, ends};
 
 /// The reason why an entry was not created.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,7 +17,7 @@ pub enum Refused {
 
 /// Creates an entry, unless its key is taken.
 #[inline(always)]
-pub fn claim_flow<A: Net>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refused> {
+pub fn claim_flow<A: Maps>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refused> {
     const EEXIST: i32 = -17;
     // Before the entry: hooks do not look up packets without a mark.
     ends::mark(key, flow);
@@ -33,7 +32,7 @@ pub fn claim_flow<A: Net>(key: &FlowKey<A>, flow: &Flow<A>) -> Result<(), Refuse
 
 /// Removes an entry. Returns false if it does not exist.
 #[inline(always)]
-pub fn remove_flow<A: Net>(key: &FlowKey<A>) -> bool {
+pub fn remove_flow<A: Maps>(key: &FlowKey<A>) -> bool {
     A::MAPS.flows.remove(key).is_ok()
 }
 
@@ -45,7 +44,7 @@ pub type Entry<A> = Live<Flow<A>>;
 /// The kernel may give a deleted element to another key during the copy. So a value that does not
 /// match its key counts as missing.
 #[inline(never)]
-pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
+pub fn flow<A: Maps>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
     let live = A::MAPS.flows.find_here(key)?;
     live.copy_to(flow);
     (flow.key(key.proto()) == *key).then_some(live)
@@ -57,44 +56,44 @@ pub fn flow<A: Net>(key: &FlowKey<A>, flow: &mut Flow<A>) -> Option<Entry<A>> {
 /// The kernel writes an element's new value from the front. The fields of the key precede most
 /// fields that are read.
 #[inline(always)]
-pub fn live_flow<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
+pub fn live_flow<A: Maps>(key: &FlowKey<A>) -> Option<Entry<A>> {
     A::MAPS.flows.find(key)
 }
 
 /// The same, looked up inline: see [`Find::find_here`].
 #[inline(always)]
-pub fn live_flow_here<A: Net>(key: &FlowKey<A>) -> Option<Entry<A>> {
+pub fn live_flow_here<A: Maps>(key: &FlowKey<A>) -> Option<Entry<A>> {
     A::MAPS.flows.find_here(key)
 }
 
 /// Returns true if `key` has an entry.
 #[inline(always)]
-pub fn is_flow<A: Net>(key: &FlowKey<A>) -> bool {
+pub fn is_flow<A: Maps>(key: &FlowKey<A>) -> bool {
     A::MAPS.flows.find(key).is_some()
 }
 
 /// Returns true if the entry at `key` restores the frontend's address in a backend's replies.
 #[inline(always)]
-pub fn is_undnat<A: Net>(key: &FlowKey<A>) -> bool {
+pub fn is_undnat<A: Maps>(key: &FlowKey<A>) -> bool {
     live_flow(key)
         .is_some_and(|entry| entry.read(|flow| flow.kind) == Kind::UNDNAT && entry.is_at(key))
 }
 
 /// Finds the original entry of `flow`.
 #[inline(never)]
-pub fn opener<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
+pub fn opener<A: Maps>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
     A::MAPS.flows.find_here(&flow.opener_key(proto))
 }
 
 /// Finds the entry that restores the frontend's address in replies of `flow`.
 #[inline(never)]
-pub fn undnat<A: Net>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
+pub fn undnat<A: Maps>(flow: &Flow<A>, proto: Proto) -> Option<Entry<A>> {
     A::MAPS.flows.find_here(&flow.undnat_key(proto))
 }
 
 /// Finds the original entry of the TCP flow of a live entry.
 #[inline(always)]
-pub fn opener_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
+pub fn opener_of<A: Maps>(entry: &Entry<A>) -> Option<Entry<A>> {
     A::MAPS
         .flows
         .find_here(&entry.read(|flow| flow.opener_key(Proto::TCP)))
@@ -102,13 +101,13 @@ pub fn opener_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
 
 /// Finds the reply entry of the TCP flow of a live entry: see [`undnat`].
 #[inline(always)]
-pub fn undnat_of<A: Net>(entry: &Entry<A>) -> Option<Entry<A>> {
+pub fn undnat_of<A: Maps>(entry: &Entry<A>) -> Option<Entry<A>> {
     A::MAPS
         .flows
         .find_here(&entry.read(|flow| flow.undnat_key(Proto::TCP)))
 }
 
-impl<A: Net> Entry<A> {
+impl<A: Maps> Entry<A> {
     /// Returns true if this still is the entry at `key`.
     #[inline(always)]
     pub fn is_at(&self, key: &FlowKey<A>) -> bool {

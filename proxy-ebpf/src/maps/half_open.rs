@@ -4,14 +4,14 @@ use proxy_common::flow::FlowKey;
 use proxy_common::half_open::Place;
 
 use super::Find;
+use super::Maps;
 use super::live::part;
-use crate::net::Net;
 use crate::ring::Ring;
 
 /// Takes the place at the end of a ring of this CPU. Returns its number, or `None` if the ring is
 /// full.
 #[inline(always)]
-pub fn free_place<A: Net>(ring: Ring) -> Option<u32> {
+pub fn free_place<A: Maps>(ring: Ring) -> Option<u32> {
     let ends = A::MAPS.half_open_ends.find_here(&ring.0)?;
     let ends = part!(ends.ends);
     let now = ends.copy();
@@ -22,7 +22,7 @@ pub fn free_place<A: Net>(ring: Ring) -> Option<u32> {
 
 /// Returns true if a ring has no free place.
 #[inline(always)]
-pub fn is_full<A: Net>(ring: Ring) -> bool {
+pub fn is_full<A: Maps>(ring: Ring) -> bool {
     A::MAPS
         .half_open_ends
         .find_here(&ring.0)
@@ -31,7 +31,7 @@ pub fn is_full<A: Net>(ring: Ring) -> bool {
 
 /// Assigns a taken place to a flow.
 #[inline(always)]
-pub fn set_place<A: Net>(number: u32, opener: &FlowKey<A>, since_secs: u32) {
+pub fn set_place<A: Maps>(number: u32, opener: &FlowKey<A>, since_secs: u32) {
     // Without a place, the flow ends by its timeout.
     if let Some(place) = A::MAPS.half_open.find_here(&number) {
         part!(place.opener).set(*opener);
@@ -41,7 +41,7 @@ pub fn set_place<A: Net>(number: u32, opener: &FlowKey<A>, since_secs: u32) {
 
 /// Appends the key of an original entry to a ring of this CPU. Returns false if the ring is full.
 #[inline(always)]
-pub fn enqueue<A: Net>(ring: Ring, opener: &FlowKey<A>, since_secs: u32) -> bool {
+pub fn enqueue<A: Maps>(ring: Ring, opener: &FlowKey<A>, since_secs: u32) -> bool {
     let place = free_place::<A>(ring);
     if let Some(place) = place {
         set_place(place, opener, since_secs);
@@ -51,7 +51,7 @@ pub fn enqueue<A: Net>(ring: Ring, opener: &FlowKey<A>, since_secs: u32) -> bool
 
 /// Removes the first place from a ring, and copies it to `to`. Returns false if the ring is empty.
 #[inline(always)]
-pub fn dequeue<A: Net>(ring: Ring, to: &mut Place<A>) -> bool {
+pub fn dequeue<A: Maps>(ring: Ring, to: &mut Place<A>) -> bool {
     let Some(ends) = A::MAPS.half_open_ends.find_here(&ring.0) else {
         return false;
     };

@@ -10,8 +10,7 @@ use proxy_common::frontend::Service;
 use proxy_common::half_open::Place;
 use proxy_common::policy::Decision;
 
-use super::{Find, Live};
-use crate::net::Net;
+use super::{Find, Live, Maps};
 use crate::opening::Opening;
 use crate::packet::Packet;
 use crate::{icmp, redirect};
@@ -97,20 +96,20 @@ impl<'run> Memory<'run> {
 
     /// Borrows the scratch, and returns the right to the decision.
     #[inline(always)]
-    pub fn scratch<A: Net>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
+    pub fn scratch<A: Maps>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
         let rooms = ROOM.find(&0)?;
         Some(self.scratch_in(rooms))
     }
 
     /// The same, looked up inline: see [`Find::find_here`].
     #[inline(always)]
-    pub fn scratch_here<A: Net>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
+    pub fn scratch_here<A: Maps>(self) -> Option<(&'run mut Scratch<A>, DecisionMemory<'run>)> {
         let rooms = ROOM.find_here(&0)?;
         Some(self.scratch_in(rooms))
     }
 
     #[inline(always)]
-    fn scratch_in<A: Net>(
+    fn scratch_in<A: Maps>(
         self,
         rooms: Live<Rooms>,
     ) -> (&'run mut Scratch<A>, DecisionMemory<'run>) {
@@ -136,7 +135,7 @@ impl DecisionMemory<'_> {
 impl<'run> DecisionMemory<'run> {
     /// Borrows the room for the decision about the current packet.
     #[inline(always)]
-    pub fn get<A: Net>(self) -> Option<&'run mut Decision<A>> {
+    pub fn get<A: Maps>(self) -> Option<&'run mut Decision<A>> {
         let Live(mut decision) = A::MAPS.decisions.find(&0)?;
         // SAFETY: the slot is this CPU's own, and `self` is used up, the one right to borrow it
         // during `'run`.
@@ -145,7 +144,7 @@ impl<'run> DecisionMemory<'run> {
 }
 
 #[inline(always)]
-fn room<A: Net>() -> Option<*mut Room<A>> {
+fn room<A: Maps>() -> Option<*mut Room<A>> {
     Some(A::room(ROOM.find(&0)?.0.as_ptr()))
 }
 
@@ -163,7 +162,7 @@ pub fn again<T: Copy>(value: &T) -> T {
 /// The caller is the only function that shortens the half-open queue, and does not recurse. Only tc
 /// programs call it, and the kernel runs one tc program at a time on a CPU.
 #[inline(always)]
-pub unsafe fn eviction<'run, A: Net>() -> Option<&'run mut Eviction<A>> {
+pub unsafe fn eviction<'run, A: Maps>() -> Option<&'run mut Eviction<A>> {
     let room = room::<A>()?;
     // SAFETY: the slot is this CPU's own, and its caller promises to be alone with this part of it.
     Some(unsafe { &mut (*room).eviction })
@@ -176,7 +175,7 @@ pub unsafe fn eviction<'run, A: Net>() -> Option<&'run mut Eviction<A>> {
 /// The caller is the only function that closes flows, and does not recurse. Only tc programs call
 /// it, and the kernel runs one tc program at a time on a CPU.
 #[inline(always)]
-pub unsafe fn closing<'run, A: Net>() -> Option<&'run mut Closing<A>> {
+pub unsafe fn closing<'run, A: Maps>() -> Option<&'run mut Closing<A>> {
     let room = room::<A>()?;
     // SAFETY: the slot is this CPU's own, and its caller promises to be alone with this part of it.
     Some(unsafe { &mut (*room).closing })

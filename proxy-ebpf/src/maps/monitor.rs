@@ -7,9 +7,8 @@ use proxy_common::hook::HookId;
 use proxy_common::monitor::{Record, What};
 
 use super::live::part;
-use super::{CPUS, DecisionMemory, Find, MONITOR, WATCHED};
+use super::{CPUS, DecisionMemory, Find, MONITOR, Maps, WATCHED};
 use crate::clock::now_secs;
-use crate::net::Net;
 use crate::packet::Packet;
 
 /// Returns true while `kpx monitor` runs.
@@ -21,7 +20,7 @@ pub fn is_watched() -> bool {
 /// Writes the record of a packet: see [`Record`]. `say` packs the hook's id, a [`What`] and the
 /// reason, one byte each from the lowest.
 #[inline(always)]
-pub fn monitor<A: Net>(
+pub fn monitor<A: Maps>(
     say: u32,
     ifindex: u32,
     packet: &Packet<A>,

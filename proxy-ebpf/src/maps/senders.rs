@@ -5,8 +5,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::PerCpuArray;
 
 use super::live::part;
-use super::{Find, Live};
-use crate::net::Net;
+use super::{Find, Live, Maps};
 use proxy_macros::global_fn;
 
 /// The binary logarithm of the number of rows per CPU. Two pairs of addresses with the same row
@@ -44,7 +43,7 @@ impl Moment {
 
 /// Returns true if the sender was kept for this device and term.
 #[global_fn(kpx_is_sender4, kpx_is_sender6)]
-pub fn is_sender<A: Net>(src: &A, dst: &A, moment: Moment) -> bool {
+pub fn is_sender<A: Maps>(src: &A, dst: &A, moment: Moment) -> bool {
     let Moment(moment) = moment;
     let Some(row) = row(src, dst) else {
         return false;
@@ -63,7 +62,7 @@ pub fn is_sender<A: Net>(src: &A, dst: &A, moment: Moment) -> bool {
 
 /// Stores a sender for this device until the term ends.
 #[global_fn(kpx_keep_sender4, kpx_keep_sender6)]
-pub fn keep_sender<A: Net>(src: &A, dst: &A, moment: Moment) {
+pub fn keep_sender<A: Maps>(src: &A, dst: &A, moment: Moment) {
     let Moment(moment) = moment;
     let Some(row) = row(src, dst) else { return };
     part!(row.src).set(src.words());
@@ -74,12 +73,12 @@ pub fn keep_sender<A: Net>(src: &A, dst: &A, moment: Moment) {
 
 /// Returns the indexes of the words that an address of this family has.
 #[inline(always)]
-fn words<A: Net>() -> core::ops::Range<usize> {
+fn words<A: Maps>() -> core::ops::Range<usize> {
     0..size_of::<A>() / size_of::<u32>()
 }
 
 #[inline(always)]
-fn row<A: Net>(src: &A, dst: &A) -> Option<Live<Sender>> {
+fn row<A: Maps>(src: &A, dst: &A) -> Option<Live<Sender>> {
     // 2^32 divided by the golden ratio, which spreads neighbouring addresses.
     const MULTIPLIER: u32 = 0x9e37_79b9;
     let src = src.words();

@@ -6,14 +6,13 @@ use proxy_common::frontend::FrontendKey;
 use proxy_common::service_counts::{Passed, ServiceCounts};
 
 use super::live::part;
-use super::{Find, Live};
-use crate::net::Net;
+use super::{Find, Live, Maps};
 
 /// In the object's read-only data: the stack has no room for it.
 static NOTHING: &ServiceCounts = &ServiceCounts::NOTHING;
 
 #[inline(always)]
-pub fn service_opened<A: Net>(service: &FrontendKey<A>) {
+pub fn service_opened<A: Maps>(service: &FrontendKey<A>) {
     if let Some(counts) = counts(service) {
         add(&part!(counts.opened), 1);
     }
@@ -21,7 +20,7 @@ pub fn service_opened<A: Net>(service: &FrontendKey<A>) {
 
 /// Counts a packet that was dropped or rejected instead of opening a flow.
 #[inline(always)]
-pub fn service_refused<A: Net>(service: &FrontendKey<A>, verdict: Verdict) {
+pub fn service_refused<A: Maps>(service: &FrontendKey<A>, verdict: Verdict) {
     if let Some(counts) = counts(service) {
         match verdict {
             Verdict::Pass => {}
@@ -33,7 +32,7 @@ pub fn service_refused<A: Net>(service: &FrontendKey<A>, verdict: Verdict) {
 
 /// Counts the packets and bytes of a removed flow.
 #[inline(always)]
-pub fn service_closed<A: Net>(service: &FrontendKey<A>, sent: &Passed, returned: &Passed) {
+pub fn service_closed<A: Maps>(service: &FrontendKey<A>, sent: &Passed, returned: &Passed) {
     if let Some(counts) = counts(service) {
         add(&part!(counts.sent.packets), sent.packets);
         add(&part!(counts.sent.bytes), sent.bytes);
@@ -45,7 +44,7 @@ pub fn service_closed<A: Net>(service: &FrontendKey<A>, sent: &Passed, returned:
 /// Returns the counters of a service port, which it creates if missing. `None` without a service
 /// port, or without room: then nothing is counted.
 #[inline(never)]
-fn counts<A: Net>(service: &FrontendKey<A>) -> Option<Live<ServiceCounts>> {
+fn counts<A: Maps>(service: &FrontendKey<A>) -> Option<Live<ServiceCounts>> {
     let map = A::MAPS.service_counts;
     if let Some(counts) = map.find_here(service) {
         return Some(counts);

@@ -8,20 +8,19 @@ use proxy_common::frontend::{FrontendKey, Namespace};
 use proxy_common::share::{self, PortAndShare, Register, Share};
 use proxy_macros::global_fn;
 
-use super::{Find, Live};
-use crate::net::Net;
+use super::{Find, Live, Maps};
 use crate::setting::FLOW_ROOM;
 
 /// Queries or changes the shares of a client and of a service port's namespace. Returns false if
 /// either share is used up.
 #[inline(always)]
-pub fn share<A: Net>(client: &A, service: &FrontendKey<A>, share: Register) -> bool {
+pub fn share<A: Maps>(client: &A, service: &FrontendKey<A>, share: Register) -> bool {
     change(client, &service.addr, PortAndShare::new(service, share))
 }
 
 /// Implements [`share`], with the address of the service port in `service`.
 #[global_fn(kpx_share4, kpx_share6)]
-fn change<A: Net>(client: &A, service: &A, rest: PortAndShare) -> bool {
+fn change<A: Maps>(client: &A, service: &A, rest: PortAndShare) -> bool {
     let service = &rest.service(*service);
     let share = rest.share();
     if share == Share::Hold(0) {
@@ -72,7 +71,7 @@ fn may_hold(lasting: u32, of_client: &Option<Live<u32>>, of_group: &Option<Live<
 }
 
 #[inline(always)]
-fn hold<A: Net>(holder: &A, row: Option<Live<u32>>, entries: u32) {
+fn hold<A: Maps>(holder: &A, row: Option<Live<u32>>, entries: u32) {
     match row {
         Some(held) => drop(held.update(|count| count.wrapping_add(entries))),
         // If the insert fails or another CPU is first, the count is low until the next sweep.

@@ -9,8 +9,8 @@ use proxy_common::connect::DialTime;
 use proxy_common::maps::NO_PREALLOC;
 use proxy_common::socket::{Dialled, LED, PODS_MAX, Socket, SocketKey};
 
+use super::Maps;
 use super::copied_here;
-use crate::net::Net;
 
 #[btf_map]
 pub static DIALLED4: SkStorage<Dialled<Addr4>> = SkStorage::new();
@@ -29,7 +29,7 @@ pub fn is_served_pod(cgroup: u64) -> bool {
 }
 
 #[inline(always)]
-pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {
+pub fn socket<A: Maps>(key: &SocketKey<A>) -> Option<Socket<A>> {
     // If the table is full, the kernel may reuse an element during the copy. A socket then gets the
     // peer of another socket.
     copied_here(A::MAPS.udp_sockets, key)
@@ -37,12 +37,12 @@ pub fn socket<A: Net>(key: &SocketKey<A>) -> Option<Socket<A>> {
 
 /// Returns false if there is no room.
 #[inline(always)]
-pub fn remember_socket<A: Net>(key: &SocketKey<A>, socket: &Socket<A>) -> bool {
+pub fn remember_socket<A: Maps>(key: &SocketKey<A>, socket: &Socket<A>) -> bool {
     A::MAPS.udp_sockets.insert(key, socket, 0).is_ok()
 }
 
 #[inline(always)]
-pub fn forget_socket<A: Net>(key: &SocketKey<A>) {
+pub fn forget_socket<A: Maps>(key: &SocketKey<A>) {
     // Rarely does the row exist.
     let _gone = A::MAPS.udp_sockets.remove(key);
 }

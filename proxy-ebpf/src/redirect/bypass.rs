@@ -5,7 +5,8 @@ use proxy_common::addr::Proto;
 use proxy_common::device::Node;
 use proxy_common::flow::{Flow, Kind, Seen};
 
-use super::{FibResult, Forward, is_on_for_all, opener, opens_flows, term};
+use super::{FibResult, Forward, opener, term};
+use crate::fast_path::{is_on_for_all, opens_flows};
 use crate::maps;
 use crate::net::Net;
 use crate::packet::Packet;

@@ -10,9 +10,9 @@ use proxy_macros::global_fn;
 use super::fib::{find, leave};
 use super::opener::{is_bare, is_between};
 use super::{Delivery, Forward, Plan};
-use crate::Action;
 use crate::icmp::note_unreachable;
 use crate::maps::{self, Memory, Scratch};
+use crate::outcome::Action;
 use crate::skb::{PacketMark, Skb};
 use crate::spoof::{At, is_spoofed};
 

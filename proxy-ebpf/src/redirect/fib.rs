@@ -14,12 +14,11 @@ use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Device;
 use proxy_common::flow::{AnyKey, FlowKey};
 
-use crate::Action;
 use crate::checksum::{Checksums, diff_words};
 use crate::header::Head;
 use crate::maps;
 use crate::net::Net;
-use crate::setting::FAST_PATH;
+use crate::outcome::Action;
 use crate::skb::{ETH_LEN, Skb};
 
 /// The route of a packet, from [`find`]. In map memory, as a [`Packet`] is.
@@ -255,11 +254,6 @@ pub fn send(skb: Skb, route: &mut FibResult) -> Result<Action, Reason> {
     Ok(Action(
         unsafe { bpf_redirect_neigh(ifindex, neighbour, len, 0) } as i32,
     ))
-}
-
-#[inline(always)]
-pub fn is_built_in() -> bool {
-    FAST_PATH.get() != 0
 }
 
 /// Returns the checksum of an IPv4 header after its TTL is decremented (RFC 1624).

@@ -12,8 +12,9 @@ use proxy_common::flow::{CachedRoute, Flow, FlowKey, Hook, Kind, Seen, Term};
 use proxy_macros::global_fn;
 
 use super::fib::{find_on, send};
-use super::{END, Forward, is_on_for_all, liberal, opens_flows};
+use super::{END, Forward, liberal};
 use crate::established::{self, Others};
+use crate::fast_path::{is_on_for_all, opens_flows};
 use crate::header::Head;
 use crate::maps::{self, Entry, Marked, Memory, Scratch};
 use crate::outcome::Outcome;

@@ -10,7 +10,7 @@ use super::peer::{self, Peer, cgroup_at, flags};
 use crate::clock::now_secs;
 use crate::global_fn::any;
 use crate::net::Net;
-use crate::{maps, redirect};
+use crate::{fast_path, maps};
 
 /// The socket of a call.
 #[derive(Clone, Copy)]
@@ -64,7 +64,7 @@ fn serves_pod(proto: Proto, node: &Node) -> bool {
     }
     // A bypass flow is faster than socket load balancing. The agent cannot close stale UDP sockets
     // of pods.
-    let is_for_packets = node.has(Node::BARE_PODS) && redirect::opens_flows_by(now_secs);
+    let is_for_packets = node.has(Node::BARE_PODS) && fast_path::opens_flows_by(now_secs);
     flags() & PODS != 0 && proto == Proto::TCP && !is_for_packets && is_of_served_pod()
 }
 
