@@ -148,10 +148,12 @@ fn count<A: Family>(dialled: &Dialled<A>, end: End, units: u32, client: A) {
     if lookup::frontend(&dialled.frontend, Proto::TCP, &mut decision).is_err() {
         return;
     }
+    let voter = Voter::of(&client, false);
     let outcome = match end {
         End::Answered => Outcome::answered(units),
+        End::NotYet if units >= PATIENCE => Outcome::unheard(voter),
         End::NotYet => Outcome::RETRANSMITTED,
-        End::Refused => Outcome::refused(Voter::of(&client, false)),
+        End::Refused => Outcome::refused(voter),
         End::Unanswered => Outcome::UNANSWERED,
         End::GivenUp => return,
     };

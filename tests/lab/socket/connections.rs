@@ -9,7 +9,7 @@ use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
 
 use crate::latency::{connect, views};
-use crate::socket::fixture::{Fixture, NODE, NODE_PORT, PORT, web};
+use crate::socket::fixture::{Fixture, NODE, NODE_PORT, PORT, count, web};
 
 const TCP: Protocol = Protocol::Tcp;
 /// No server listens here.
@@ -62,6 +62,8 @@ fn connections_of_sockets_are_counted_by_outcome() -> Result<()> {
     let want = [(5, 0, 0), (0, 2, 0), (0, 0, 2)];
     wait_until(DEADLINE, "all are counted", || Ok(counts()? == want))
         .inspect_err(|_| eprintln!("{:?}", counts()))?;
+    // Each refusal and each SYN that is repeated after a second speaks against the backend.
+    ensure!(count(&agent, "events", "backend_failed")? == 4);
     let all = views(&agent)?;
     let mute = connect(&all, "mute")?;
     ensure!(mute.retransmitted >= 2, "{mute:?}");
