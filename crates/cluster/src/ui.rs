@@ -117,9 +117,10 @@ impl Page {
             let start = Instant::now();
             let rows = merged.rows(start);
             // The first rows come as soon as they can.
-            let rest = match merged.is_begun() {
-                true => (start.elapsed() * REST).min(LONGEST_REST),
-                false => Duration::ZERO,
+            let rest = if merged.has_begun() {
+                (start.elapsed() * REST).min(LONGEST_REST)
+            } else {
+                Duration::ZERO
             };
             (rows, rest)
         };

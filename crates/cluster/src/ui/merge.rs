@@ -40,6 +40,7 @@ pub(crate) struct Merged {
     totals: Vec<[u64; COUNTERS]>,
     reasons: BTreeMap<String, u64>,
     events: BTreeMap<String, u64>,
+    has_begun: bool,
 }
 
 /// The digests that a node has been asked for, with the node and the time.
@@ -544,13 +545,15 @@ impl Merged {
         }
     }
 
-    /// Returns true once every node has sent its first round or failed.
-    pub(crate) fn is_begun(&self) -> bool {
-        self.nodes.values().all(|node| match node.link {
+    /// Returns true once every node has sent its first round or failed, also if nodes join later.
+    pub(crate) fn has_begun(&mut self) -> bool {
+        let has_answered = |node: &Node| match node.link {
             LinkState::Connecting => false,
             LinkState::Answers => node.first_round.is_some(),
             LinkState::Silent(..) => true,
-        })
+        };
+        self.has_begun |= !self.nodes.is_empty() && self.nodes.values().all(has_answered);
+        self.has_begun
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {

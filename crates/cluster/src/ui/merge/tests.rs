@@ -153,14 +153,19 @@ fn node_that_lags_behind_a_change_differs_after_a_grace() {
 
 #[test]
 fn page_has_begun_when_each_node_has_sent_or_failed() {
+    let mut empty = Cluster::of(&[]);
+    assert!(!empty.merged.has_begun(), "the nodes are unknown");
     let mut cluster = Cluster::of(&["n1", "n2"]);
-    assert!(!cluster.merged.is_begun());
+    assert!(!cluster.merged.has_begun());
     cluster.shapes("n1", &[shape("web", 3)]);
-    assert!(!cluster.merged.is_begun());
+    assert!(!cluster.merged.has_begun());
     cluster
         .merged
         .end("n2", "no answer".to_owned(), Timestamp::now());
-    assert!(cluster.merged.is_begun());
+    assert!(cluster.merged.has_begun());
+    let names = ["n1", "n2", "n3"].map(str::to_owned);
+    cluster.merged.keep(&names);
+    assert!(cluster.merged.has_begun(), "a node joins");
 }
 
 fn deaf() -> Status {
