@@ -7,8 +7,12 @@
 //!
 //! Run it as root, with an optimised kpx:
 //! `KPX_BIN=$PWD/target/release/kpx cargo run --release -p testbed --example page_cost`.
-//! It takes five minutes. The share of a processor is time on processors, so other work beside it
+//! It takes six minutes. The share of a processor is time on processors, so other work beside it
 //! changes the time until the first answer alone.
+//!
+//! With `KUBEBUILDER_ASSETS`, a folder with kube-apiserver and etcd, it runs behind these. Then
+//! `KPX_KUBELET` is a program that serves the exec of all nodes as kubelets do: by TLS at a port, with
+//! the arguments PORT KPX FOLDER, and each `kpx relay` with `--run-dir FOLDER`.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -23,8 +27,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
 use http::{Request, Response};
 use http_body_util::StreamBody;
 use hyper::body::{Frame, Incoming};
@@ -35,6 +39,8 @@ use jiff::Timestamp;
 use proxy_view::page::{COUNTERS, Clock, Digest, Row, RowPort, Sent, Shape, Shaped};
 use serde_json::{Value, json};
 use testbed::agent::{Agent, DEADLINE, binary, idle, wait_until};
+use testbed::apiserver::place::{self, ASSETS};
+use testbed::apiserver::real::KubeApiserver;
 use testbed::apiserver::{ApiServer, Container, Options};
 use testbed::netns::NetNs;
 use tokio::net::UnixListener;
@@ -44,6 +50,8 @@ const NODES: usize = 200;
 const SERVICES: usize = 5_000;
 /// The pods beside those of kpx, for the names.
 const PODS: usize = 5_000;
+/// The namespaces of Services and pods.
+const TEAMS: usize = 50;
 /// The time that a phase is measured, and the time before it: several rounds.
 const PHASE: Duration = Duration::from_secs(40);
 const BEFORE: Duration = Duration::from_secs(15);
@@ -51,6 +59,14 @@ const BEFORE: Duration = Duration::from_secs(15);
 const EVERY: Duration = Duration::from_secs(2);
 /// The changed Services of a round at churn.
 const CHURN: usize = 250;
+
+/// The program that serves the exec of all nodes, and its port.
+const KUBELET: &str = "KPX_KUBELET";
+const KUBELET_PORT: u16 = 10_250;
+/// The objects that are made at the same time behind kube-apiserver.
+const AT_ONCE: usize = 16;
+/// The time limit for the first counts: a round has those of a part of the Services.
+const FIRST_COUNTS: Duration = Duration::from_secs(240);
 
 /// What happens on the nodes.
 const IDLE: usize = 0;
@@ -68,9 +84,10 @@ fn main() -> Result<()> {
     let phase = Arc::new(AtomicUsize::new(IDLE));
     let agents = Runtime::new().context("start a runtime")?;
     let _entered = agents.enter();
+    let rounds = Arc::new(Mutex::new(Rounds::new(Arc::clone(&phase))));
     let simulated = Simulated {
         status,
-        rounds: Arc::new(Mutex::new(Rounds::new(Arc::clone(&phase)))),
+        rounds: Arc::clone(&rounds),
     };
     println!(
         "{NODES} nodes, {SERVICES} Services, {PODS} pods, a status of {} B",
@@ -78,9 +95,18 @@ fn main() -> Result<()> {
     );
     let socket = UnixListener::bind(home.path().join("kpx.sock")).context("listen")?;
     agents.spawn(simulated.serve(socket));
-    let api = cluster(&kpx, home.path())?;
-    let page = Page::start(&kpx, &api, home.path())?;
+    let api = match std::env::var_os(ASSETS) {
+        Some(assets) => Api::genuine(Path::new(&assets), &kpx, home.path(), &agents)?,
+        None => Api::own(&kpx, home.path())?,
+    };
+    let page = Page::start(&kpx, &api.kubeconfig)?;
     page.first_answer()?;
+    page.measure("first counts", true)?;
+    wait_until(
+        FIRST_COUNTS,
+        "the nodes have sent their first counts",
+        || Ok(lock(&rounds).are_counted),
+    )?;
     page.measure("idle, without a browser", false)?;
     page.measure("idle", true)?;
     for (what, name) in [(BUSY, "busy"), (CHURNING, "churn")] {
@@ -90,13 +116,92 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Starts an API server with nodes, a pod of kpx on each, and further pods.
-fn cluster(kpx: &Path, run_dir: &Path) -> Result<ApiServer> {
-    let api = ApiServer::start(Options::loopback()?)?;
-    let relay = Arc::new(Relay {
-        kpx: kpx.to_owned(),
-        run_dir: run_dir.to_owned(),
-    });
+/// The API server, with nodes, a pod of kpx on each, and further pods.
+struct Api {
+    kubeconfig: PathBuf,
+    _own: Option<ApiServer>,
+    _genuine: Option<(KubeApiserver, Program)>,
+}
+
+impl Api {
+    fn own(kpx: &Path, run_dir: &Path) -> Result<Self> {
+        let api = ApiServer::start(Options::loopback()?)?;
+        for object in objects() {
+            api.apply(&object)?;
+        }
+        let relay = Arc::new(Relay {
+            kpx: kpx.to_owned(),
+            run_dir: run_dir.to_owned(),
+        });
+        for nth in 0..NODES {
+            api.reach("kube-system", &kpx_pod(nth), Arc::clone(&relay) as _);
+        }
+        let kubeconfig = run_dir.join("kubeconfig");
+        api.kubeconfig(&kubeconfig)?;
+        Ok(Self {
+            kubeconfig,
+            _own: Some(api),
+            _genuine: None,
+        })
+    }
+
+    fn genuine(assets: &Path, kpx: &Path, run_dir: &Path, runtime: &Runtime) -> Result<Self> {
+        let kubelet = std::env::var_os(KUBELET).with_context(|| format!("set {KUBELET}"))?;
+        let mut command = Command::new(kubelet);
+        command.arg(KUBELET_PORT.to_string()).arg(kpx).arg(run_dir);
+        let kubelet = Program(command.spawn().context("start the kubelet")?);
+        let api = KubeApiserver::start(assets)?;
+        runtime.block_on(fill(api.kubeconfig()))?;
+        Ok(Self {
+            kubeconfig: api.kubeconfig().to_owned(),
+            _own: None,
+            _genuine: Some((api, kubelet)),
+        })
+    }
+}
+
+/// Makes the objects, as the caller of kube-apiserver must: first without their status.
+async fn fill(kubeconfig: &Path) -> Result<()> {
+    let client = place::client(kubeconfig).await?;
+    let send = async |method, path: &str, object: &Value| {
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header("content-type", "application/json");
+        let request = request.body(serde_json::to_vec(object)?)?;
+        let sent = client.request::<Value>(request).await;
+        sent.map(drop).with_context(|| format!("{path}: {object}"))
+    };
+    let (namespaces, rest): (Vec<_>, Vec<_>) = objects()
+        .into_iter()
+        .partition(|object| object["kind"] == "Namespace");
+    let send = &send;
+    for objects in [namespaces, rest] {
+        let made = stream::iter(objects).map(async |object| {
+            let text = |at: &str| object.pointer(at).and_then(Value::as_str);
+            let (name, kind) = (text("/metadata/name"), text("/kind").unwrap_or_default());
+            let kinds = format!("{}s", kind.to_lowercase());
+            let kinds = match text("/metadata/namespace") {
+                Some(namespace) => format!("/api/v1/namespaces/{namespace}/{kinds}"),
+                None => format!("/api/v1/{kinds}"),
+            };
+            send("POST", &kinds, &object).await?;
+            if object["status"].is_null() {
+                return Ok(());
+            }
+            let status = format!("{kinds}/{}/status", name.unwrap_or_default());
+            send("PUT", &status, &object).await
+        });
+        let made = made.buffer_unordered(AT_ONCE);
+        made.try_collect::<()>().await?;
+    }
+    Ok(())
+}
+
+fn kpx_pod(nth: usize) -> String {
+    format!("kpx-{nth:03}")
+}
+
+/// Returns all objects. The nodes have addresses of this machine, where their kubelets listen.
+fn objects() -> Vec<Value> {
     let pod = |namespace: &str, name: &str, node: &str, ip: [u8; 4]| {
         let ip = std::net::Ipv4Addr::from(ip);
         json!({
@@ -106,26 +211,43 @@ fn cluster(kpx: &Path, run_dir: &Path) -> Result<ApiServer> {
             "status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]},
         })
     };
+    let mut objects = Vec::new();
+    for nth in 0..TEAMS {
+        let metadata = json!({"name": format!("team-{nth:02}")});
+        objects.push(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}));
+    }
     for nth in 0..NODES {
-        let (node, own) = (format!("node-{nth:03}"), [10, 0, 1, nth as u8]);
+        let (node, own) = (format!("node-{nth:03}"), [127, 0, 1, nth as u8]);
         let address = std::net::Ipv4Addr::from(own);
-        api.apply(&json!({
+        objects.push(json!({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
             "spec": {"podCIDR": format!("10.{}.{}.0/24", 128 + nth / 100, nth % 100)},
-            "status": {"addresses": [{"type": "InternalIP", "address": address}]},
-        }))?;
-        let name = format!("kpx-{nth:03}");
-        api.apply(&pod("kube-system", &name, &node, own))?;
-        api.reach("kube-system", &name, Arc::clone(&relay) as _);
+            "status": {
+                "addresses": [{"type": "InternalIP", "address": address}],
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": KUBELET_PORT}},
+            },
+        }));
+        objects.push(pod("kube-system", &kpx_pod(nth), &node, own));
     }
     for nth in 0..PODS {
         let (node, ip) = (nth % NODES, (nth / NODES) as u8);
         let at = [10, 128 + (node / 100) as u8, (node % 100) as u8, ip];
-        let namespace = format!("team-{:02}", nth % 50);
+        let namespace = format!("team-{:02}", nth % TEAMS);
         let name = format!("service-{nth:04}-0");
-        api.apply(&pod(&namespace, &name, &format!("node-{node:03}"), at))?;
+        objects.push(pod(&namespace, &name, &format!("node-{node:03}"), at));
     }
-    Ok(api)
+    objects
+}
+
+/// A process that ends with this value.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// A pod of kpx whose agent is simulated.
@@ -157,29 +279,19 @@ impl Container for Relay {
 
 /// The command, and its page.
 struct Page {
-    process: Child,
+    process: Program,
     port: u16,
     started: Instant,
 }
 
-impl Drop for Page {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 impl Page {
-    fn start(kpx: &Path, api: &ApiServer, home: &Path) -> Result<Self> {
-        let kubeconfig = home.join("kubeconfig");
-        api.kubeconfig(&kubeconfig)?;
+    fn start(kpx: &Path, kubeconfig: &Path) -> Result<Self> {
         let started = Instant::now();
         let mut command = Command::new(kpx);
         command.args(["cluster", "ui", "--port", "0"]);
         command.env("KUBECONFIG", kubeconfig).stdout(Stdio::piped());
-        let mut process = command.spawn().context("start kpx cluster ui")?;
-        let stdout = process.stdout.take().context("an output")?;
+        let mut process = Program(command.spawn().context("start kpx cluster ui")?);
+        let stdout = process.0.stdout.take().context("an output")?;
         let line = BufReader::new(stdout).lines().next().context("a line")??;
         let port = line.strip_prefix("http://127.0.0.1:");
         let port = port.and_then(|rest| rest.split_once("/ui/"));
@@ -260,7 +372,7 @@ impl Page {
 
     /// Returns the time of the command on processors, in seconds.
     fn cpu_secs(&self) -> Result<f64> {
-        let path = format!("/proc/{}/stat", self.process.id());
+        let path = format!("/proc/{}/stat", self.process.0.id());
         let stat = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
         // The name ends with the last parenthesis. The kernel counts 100 ticks a second.
         let fields = stat.rsplit(')').next().unwrap_or_default().split(' ');
@@ -345,6 +457,8 @@ struct Rounds {
     rows: Vec<Row>,
     sent: Sent,
     lines: Vec<Bytes>,
+    /// True once a node has sent the counts of all Services.
+    are_counted: bool,
     shapes: HashMap<Digest, Shape>,
 }
 
@@ -355,6 +469,7 @@ impl Rounds {
             rows: (0..SERVICES).map(row).collect(),
             sent: Sent::default(),
             lines: Vec::new(),
+            are_counted: false,
             shapes: HashMap::new(),
         }
     }
@@ -363,6 +478,7 @@ impl Rounds {
         while self.lines.len() <= nth {
             self.change(self.lines.len());
             let round = self.sent.round(self.rows.iter().cloned());
+            self.are_counted |= !round.more;
             self.lines.push(line(&round));
         }
         self.lines[nth].clone()
@@ -409,7 +525,7 @@ fn row(nth: usize) -> Row {
     let [high, low] = (nth as u16).to_be_bytes();
     Row {
         shape: Shape {
-            namespace: format!("team-{:02}", nth % 50),
+            namespace: format!("team-{:02}", nth % TEAMS),
             name: format!("service-{nth:04}"),
             r#type: "ClusterIP".to_owned(),
             addresses: vec![[10, 96, high, low].into()],
