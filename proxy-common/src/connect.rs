@@ -77,9 +77,11 @@ impl Outcome {
     const REFUSED: u32 = u32::MAX - 0x2ff;
     const UNHEARD: u32 = u32::MAX - 0x3ff;
     const UNREACHABLE: u32 = u32::MAX - 0x4ff;
-    /// The client's kernel gave up, or the client itself after a while, and the backend has sent no
-    /// packet.
+    /// The client's kernel gave up, or the client closed its socket after [`PATIENCE`], and the
+    /// backend has sent no packet.
     pub const UNANSWERED: Self = Self(u32::MAX - 0x6ff);
+    /// A RST refused a socket's connection.
+    pub const CONNECT_REFUSED: Self = Self(u32::MAX - 0x7ff);
     /// An ICMP "port unreachable" refused a datagram of a flow that the backend has not answered.
     pub const DATAGRAM_REFUSED: Self = Self(u32::MAX - 0x5ff);
 
@@ -133,7 +135,9 @@ impl Outcome {
 
     #[inline(always)]
     pub const fn is_refusal(self) -> bool {
-        self.0 & !Self::VOTER == Self::REFUSED || self.0 == Self::DATAGRAM_REFUSED.0
+        self.0 & !Self::VOTER == Self::REFUSED
+            || self.0 == Self::DATAGRAM_REFUSED.0
+            || self.0 == Self::CONNECT_REFUSED.0
     }
 
     #[inline(always)]
@@ -277,11 +281,12 @@ pub struct Connects {
     pub buckets: [u64; BUCKETS],
     /// The sum of these times in units.
     pub units: u64,
-    /// The connections that the backend's first packet reset; in a row of UDP, the datagrams that
+    /// The connections that the backend's first packet reset, or that a RST ended before they were
+    /// established; in a row of UDP, the datagrams that
     /// it refused before it had sent a packet.
     pub refused: u64,
-    /// The connections that ended without a packet of the backend, as the agent's sweep finds them.
-    /// Flows that the programs evict are not counted.
+    /// The connections that ended without a packet of the backend: of flows, as the agent's sweep
+    /// finds them, and of sockets. Flows that the programs evict are not counted.
     pub unanswered: u64,
     /// The SYNs that clients retransmitted before any packet of the backend.
     pub retransmitted: u64,
@@ -420,6 +425,11 @@ mod tests {
             assert_eq!((outcome.voter(), outcome.is_refusal()), (None, false));
             assert_eq!(outcome.is_unanswered(), outcome == Outcome::UNANSWERED);
         }
+        let socket = Outcome::CONNECT_REFUSED;
+        assert_eq!(
+            (socket.voter(), socket.is_refusal(), socket.proto()),
+            (None, true, Proto::TCP)
+        );
         let datagram = Outcome::DATAGRAM_REFUSED;
         assert_eq!(
             (datagram.voter(), datagram.is_refusal(), datagram.proto()),

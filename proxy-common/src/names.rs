@@ -25,14 +25,14 @@ pub const DATAGRAMS: [&str; 4] = [
 ];
 
 /// The program that counts the outcomes of translated sockets' connections.
-pub const CONNECTIONS_OF_SOCKETS: &str = "kpx_sock_ops";
+pub const SOCK_OPS: &str = "kpx_sock_ops";
 
 pub const COUNTERS: &str = "COUNTERS";
 pub const DEVICES: &str = "DEVICES";
 pub const NODE: &str = "NODE";
 /// The socket storage of TCP sockets, for each family.
 pub const DIALLED: [&str; 2] = ["DIALLED4", "DIALLED6"];
-/// The socket storage of TCP sockets that connect, with the time of their first SYN.
+/// The socket storage of connecting TCP sockets, with the time of their first SYN.
 pub const CONNECTING: &str = "CONNECTING";
 /// The pods with socket load balancing, by cgroup.
 pub const SOCKET_PODS: &str = "SOCKET_PODS";

@@ -1,5 +1,4 @@
-//! Socket load balancing: the programs of the cgroup hooks, which run before a socket sends
-//! anything. In `connect` and `sendmsg` a backend replaces the frontend; `getpeername` and
+//! Socket load balancing: the programs of the cgroup hooks. In `connect` and `sendmsg` a backend replaces the frontend; `getpeername` and
 //! `recvmsg` restore the frontend.
 //!
 //! The decision is the packet path's ([`decide::find`], [`select`]). A call about which it cannot
@@ -260,7 +259,7 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
     if service.affinity_secs > 0 && !client.origin.is_node() && flags() & EVERYWHERE == 0 {
         return DialResult::Left;
     }
-    // Without packets, no hook would count the connection's end, or notice a silent or lost
+    // Without packets, no hook would count the connection's end, or move it from a silent or lost
     // backend.
     let needs_packets = service.has(Service::FAILS_OVER | Service::ENDS_LOST);
     if service.algorithm == Algorithm::LEAST_CONNECTIONS || needs_packets || is_worker() {

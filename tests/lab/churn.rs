@@ -3,7 +3,7 @@
 
 pub(crate) mod fixture;
 mod kube_proxy;
-mod links;
+pub(crate) mod links;
 mod migration;
 mod names;
 pub(crate) mod neighbours;

@@ -7,7 +7,7 @@
 //!   v2/maps/<name>
 //!   v2/maps/<name>-<max entries>    a map that is about to replace <name>: see `resize`
 //!   v2/links/<ifindex>-<hook>       TCX only: a filter of clsact stays with its qdisc
-//!   v2/links/socket-<call>          of the cgroup's root
+//!   v2/links/socket-<call>          of the cgroup's root; socket-sock_ops for events
 //!   v2/slow/<map id>                the array of a load: see `slow_path`
 //! ```
 //!

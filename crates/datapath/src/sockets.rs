@@ -1,5 +1,5 @@
 //! Attaches, maintains and removes the cgroup programs that translate the destinations of sockets
-//! (`--socket-lb`).
+//! (`--socket-lb`), and the program that counts the connections of these sockets.
 
 mod cgroup;
 mod kubepods;
@@ -95,22 +95,26 @@ fn is_supported(helper: BpfHelper) -> Result<bool> {
         .with_context(|| format!("probe the kernel for {helper:?} in socket programs"))
 }
 
-/// Returns the names of the requested programs. The programs that translate come last, because every
-/// translated socket needs those that show the dialled address (`getpeername`, `recvmsg`).
+/// Returns the names of the requested programs. The programs that show the dialled address
+/// (`getpeername`, `recvmsg`) come first, because every translated socket needs them.
 pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
     let all = names::SOCKETS
         .into_iter()
         .chain(names::DATAGRAMS.into_iter().filter(|_| options.udp));
     let (translating, showing): (Vec<_>, Vec<_>) = all.partition(|name| translates(name));
-    showing
-        .into_iter()
-        .chain([names::CONNECTIONS_OF_SOCKETS])
-        .chain(translating)
-        .collect()
+    showing.into_iter().chain(translating).collect()
 }
 
 pub(super) fn load(ebpf: &mut Ebpf, options: SocketOptions) -> Result<()> {
-    verifier::load_all(ebpf, programs(options).into_iter())
+    verifier::load_all(ebpf, programs(options).into_iter())?;
+    // It only counts. Without it, the programs serve sockets all the same.
+    if let Err(error) = verifier::load_all(ebpf, iter::once(names::SOCK_OPS)) {
+        debug!(
+            error = format!("{error:#}"),
+            "the kernel refuses the program that counts connections"
+        );
+    }
+    Ok(())
 }
 
 fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Program> {
@@ -148,12 +152,17 @@ pub struct SocketsStatus {
     pub pods: bool,
     /// The cgroup that contains the translated sockets.
     pub cgroup: String,
+    /// Why connections of these sockets are not counted, if they are not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uncounted: Option<String>,
 }
 
 pub(super) struct Sockets {
     cgroup: Cgroup,
     options: SocketOptions,
     links: BTreeMap<&'static str, PinnedLink>,
+    /// Why [`names::SOCK_OPS`] is not attached.
+    uncounted: Option<String>,
 }
 
 impl Sockets {
@@ -171,11 +180,13 @@ impl Sockets {
             cgroup,
             options,
             links: BTreeMap::new(),
+            uncounted: None,
         };
         names
             .iter()
             .try_for_each(|name| sockets.attach_program(ebpf, pins, name))?;
-        let keeps: BTreeSet<_> = names.into_iter().map(pin_name).collect();
+        sockets.count_connections(ebpf, pins);
+        let keeps: BTreeSet<_> = sockets.links.keys().copied().map(pin_name).collect();
         remove_links(pins, |pin| keeps.contains(pin))?;
         info!(cgroup = %sockets.cgroup, programs = sockets.links.len(), "serving sockets");
         Ok(sockets)
@@ -190,6 +201,7 @@ impl Sockets {
             udp: options.udp,
             pods: options.pods,
             cgroup: cgroup.to_string(),
+            uncounted: self.uncounted.clone(),
         }
     }
 
@@ -223,21 +235,37 @@ impl Sockets {
     /// Attaches missing programs again. Returns their number.
     pub(super) fn repair(&mut self, ebpf: &mut Ebpf, pins: &Pins) -> Result<u64> {
         let attached = attached()?;
-        let mut missing = Vec::new();
-        for name in self.links.keys() {
+        let is_missing = |ebpf: &mut Ebpf, name| -> Result<bool> {
             let id = program(ebpf, name)?.info()?.id();
-            if !attached.contains(&id) || !pins.links().join(pin_name(name)).exists() {
-                missing.push(*name);
+            Ok(!attached.contains(&id) || !pins.links().join(pin_name(name)).exists())
+        };
+        let mut repaired = 0;
+        for name in programs(self.options) {
+            if is_missing(ebpf, name)? {
+                warn!(
+                    program = name,
+                    "the program was removed from its cgroup, reattaching"
+                );
+                self.attach_program(ebpf, pins, name)?;
+                repaired += 1;
             }
         }
-        for name in &missing {
-            warn!(
-                program = name,
-                "the program was removed from its cgroup, reattaching"
-            );
-            self.attach_program(ebpf, pins, name)?;
+        if is_missing(ebpf, names::SOCK_OPS).unwrap_or(true) && self.count_connections(ebpf, pins) {
+            repaired += 1;
         }
-        Ok(missing.len() as u64)
+        Ok(repaired)
+    }
+
+    /// Attaches the program that counts connections. Another program may have the cgroup's events for
+    /// itself: then sockets are served, and not counted. Returns true if the program is attached.
+    fn count_connections(&mut self, ebpf: &mut Ebpf, pins: &Pins) -> bool {
+        let refusal = self.attach_program(ebpf, pins, names::SOCK_OPS).err();
+        let uncounted = refusal.map(|error| format!("{error:#}"));
+        if let Some(why) = uncounted.as_ref().filter(|_| uncounted != self.uncounted) {
+            warn!(why, "connections of translated sockets are not counted");
+        }
+        self.uncounted = uncounted;
+        self.uncounted.is_none()
     }
 
     /// Detaches the programs. Connected sockets keep their backends.
@@ -319,13 +347,13 @@ fn remove_links(pins: &Pins, keeps: impl Fn(&str) -> bool) -> Result<()> {
         .iter()
         .map(|pin| pins.links().join(pin))
         .try_for_each(|pin| {
-            info!(pin = %pin.display(), "sockets are no longer translated: removed a link");
+            info!(pin = %pin.display(), "removed a link of a socket program");
             remove_pin(&pin)
         })
 }
 
 /// Returns true for programs that translate, and for their pins. The other programs show the
-/// dialled address.
+/// dialled address, or count.
 pub(super) fn translates(name: &str) -> bool {
     name.contains("connect") || name.contains("send")
 }

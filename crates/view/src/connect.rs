@@ -15,8 +15,7 @@ pub struct ConnectView {
     pub connect_p50: Option<f64>,
     /// The 99th percentile of the connect times, in seconds.
     pub connect_p99: Option<f64>,
-    /// The number of connections that the backend refused by a RST, or left unanswered until the
-    /// agent's sweep removed them.
+    /// The number of connections that the backend refused by a RST or left unanswered.
     pub failed: u64,
     /// The part of `failed` that the backend refused. For UDP: datagrams of unanswered flows that
     /// the backend refused by an ICMP "port unreachable".

@@ -456,7 +456,8 @@ fn node_ports(options: &OptionsStatus) -> String {
     )
 }
 
-/// Describes the sockets that get a backend at `connect`: `auto: host, TCP, cgroup /sys/fs/cgroup`.
+/// Describes the sockets that get a backend at `connect`: `auto: host, TCP, cgroup /sys/fs/cgroup`,
+/// and why their connections are not counted.
 fn socket_lb(status: &Status) -> String {
     let socket_lb = &status.options.socket_lb;
     match &status.sockets {
@@ -468,7 +469,10 @@ fn socket_lb(status: &Status) -> String {
             } else {
                 socket_lb
             };
-            format!("{served}, {protocols}, cgroup {}", sockets.cgroup)
+            let counts = sockets.uncounted.as_ref().map_or_else(String::new, |why| {
+                format!("; their connections are not counted: {why}")
+            });
+            format!("{served}, {protocols}, cgroup {}{counts}", sockets.cgroup)
         }
         None if socket_lb.is_empty() => "off".to_owned(),
         None => socket_lb.clone(),

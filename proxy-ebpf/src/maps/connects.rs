@@ -20,15 +20,19 @@ static NOTHING: &Connects = &Connects::NOTHING;
 #[inline(always)]
 pub fn note_outcome<A: Maps>(flow: &Flow<A>, outcome: Outcome) {
     if !flow.service.addr.is_unspecified() {
-        note_connection(&flow.service, &flow.backend, outcome);
+        let ports = PortsAndOutcome::new(flow.service.port, flow.backend.port, outcome);
+        count_outcome(&flow.service.addr, &flow.backend.addr, ports);
     }
 }
 
-/// Counts the outcome of a connection to a service port's backend.
+/// Counts the outcome of a socket's connection to a service port's backend. It is no evidence for or
+/// against the backend: a pod's process chooses the network namespace in which its socket connects,
+/// and may answer itself there.
 #[inline(always)]
 pub fn note_connection<A: Maps>(service: &FrontendKey<A>, backend: &SockAddr<A>, outcome: Outcome) {
-    let ports = PortsAndOutcome::new(service.port, backend.port, outcome);
-    count_outcome(&service.addr, &backend.addr, ports);
+    if let Some(connects) = row(&EndpointKey::new(*service, *backend)) {
+        add(&connects, outcome);
+    }
 }
 
 /// Counts the outcome that the backend's first packet shows. The caller has read the signals again.
@@ -74,13 +78,23 @@ fn count_outcome<A: Maps>(service: &A, backend: &A, ports: PortsAndOutcome) {
     )) else {
         return;
     };
+    add(&connects, outcome);
+    // Written only where it changes: backends answer much more often than they fail.
+    if outcome.units().is_some() && part!(connects.votes).copy() != Votes::NONE {
+        part!(connects.votes).set(Votes::NONE);
+    }
+    if let Some(voter) = outcome.voter() {
+        part!(connects.votes).update(|votes| votes.with(voter));
+        count(Event::BackendFailed);
+    }
+}
+
+/// Adds an outcome to the counters of a row.
+#[inline(always)]
+fn add(connects: &Live<Connects>, outcome: Outcome) {
     let counter = match outcome.units() {
         Some(units) => {
             part!(connects.units).update(|sum| sum.wrapping_add(units.into()));
-            // Written only where it changes: backends answer much more often than they fail.
-            if part!(connects.votes).copy() != Votes::NONE {
-                part!(connects.votes).set(Votes::NONE);
-            }
             // Read again: otherwise the compiler would omit the bounds check, which the verifier
             // needs.
             part!(connects.buckets).at(again(&bucket(units)))
@@ -92,10 +106,6 @@ fn count_outcome<A: Maps>(service: &A, backend: &A, ports: PortsAndOutcome) {
     };
     if let Some(counter) = counter {
         counter.update(|count| count.wrapping_add(1));
-    }
-    if let Some(voter) = outcome.voter() {
-        part!(connects.votes).update(|votes| votes.with(voter));
-        count(Event::BackendFailed);
     }
     part!(connects.last_secs).set(in_this_tick(now_secs));
 }

@@ -1,16 +1,16 @@
-//! Counts the connections of sockets that got their backend at `connect`, as the packet path counts
-//! those of flows.
+//! Counts the connections of sockets that got their backend at `connect`.
 //!
-//! The kernel calls `kpx_sock_ops` at events of every TCP connection below the cgroup:
+//! The kernel calls `kpx_sock_ops` for events of every TCP socket below the cgroup:
 //!
 //! ```text
 //!   connect ──▶ TCP_CONNECT_CB ─┬─▶ ACTIVE_ESTABLISHED_CB        answered
-//!               (first SYN)     ├─▶ RTO_CB                       a retransmitted SYN; the last: unanswered
-//!                               └─▶ STATE_CB, SYN_SENT → CLOSE   refused, or the client gave up
+//!               (first SYN)     ├─▶ RTO_CB in SYN_SENT           a retransmitted SYN; the last: unanswered
+//!                               └─▶ STATE_CB, SYN_SENT → CLOSE   refused, unanswered, or closed by the process
 //! ```
 //!
-//! The program leaves `reply` and the callbacks of other programs in the cgroup unchanged. So it
-//! adds its callbacks to a socket and removes none: another program may have requested the same.
+//! Other programs of the cgroup see the same context. This program leaves `reply` unchanged, reads
+//! nothing that shares its memory (`args[0]`), and removes no callbacks, because another program may
+//! have requested the same. A program that clears all callbacks hides failures from this program.
 
 use aya_ebpf::bindings::{
     BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_RTO_CB, BPF_SOCK_OPS_RTO_CB_FLAG,
@@ -19,7 +19,7 @@ use aya_ebpf::bindings::{
 use aya_ebpf::macros::sock_ops;
 use aya_ebpf::programs::SockOpsContext;
 use proxy_common::addr::{Addr4, Addr6, Port, Proto};
-use proxy_common::connect::{DialTime, Outcome, PATIENCE, Voter};
+use proxy_common::connect::{DialTime, Outcome, PATIENCE};
 use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
 use proxy_common::policy::{Decision, Origin};
 use proxy_common::socket::Dialled;
@@ -50,10 +50,13 @@ fn handle(event: Event, sock: *mut bpf_sock) {
         begin(event, sock);
         return;
     }
-    if op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB
-        && op != BPF_SOCK_OPS_RTO_CB
-        && (op != BPF_SOCK_OPS_STATE_CB || !event.closes())
-    {
+    let ends = match op {
+        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => true,
+        BPF_SOCK_OPS_RTO_CB => event.is_in_syn_sent(),
+        BPF_SOCK_OPS_STATE_CB => event.is_in_syn_sent() && event.closes(),
+        _ => false,
+    };
+    if !ends {
         return;
     }
     let Some(since) = storage::get(&maps::CONNECTING, sock) else {
@@ -62,21 +65,21 @@ fn handle(event: Event, sock: *mut bpf_sock) {
     let units = since.units_until(now_ns());
     let end = match op {
         BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => End::Answered,
-        BPF_SOCK_OPS_RTO_CB if !event.retransmits_last() => End::NotYet,
+        BPF_SOCK_OPS_RTO_CB if !event.is_last_timeout() => End::NotYet,
         BPF_SOCK_OPS_RTO_CB => End::Unanswered,
-        _ if units >= PATIENCE => End::Unanswered,
-        // For a RST or an ICMP error the kernel empties the queue before it closes the socket, for
-        // the socket's process afterwards.
-        _ if !event.has_queue() => End::Refused,
-        _ => End::GivenUp,
+        // On a `close`, the kernel purges the write queue after it sets the state.
+        _ if event.has_unacked() && units < PATIENCE => End::Closed,
+        _ if event.has_unacked() => End::Unanswered,
+        // On a RST or an ICMP error it does so before. Only a RST is a segment.
+        _ if event.has_received() => End::Refused,
+        _ => End::Unanswered,
     };
     if end != End::NotYet {
         storage::clear(&maps::CONNECTING, sock);
     }
     match Peers::of(event, sock) {
-        _ if end == End::GivenUp => {}
-        Some(Peers::V4(dialled)) => count(&dialled, end, units, event.local4()),
-        Some(Peers::V6(dialled)) => count(&dialled, end, units, event.local6()),
+        Some(Peers::V4(dialled)) => count(&dialled, end, units),
+        Some(Peers::V6(dialled)) => count(&dialled, end, units),
         None => {}
     }
 }
@@ -99,13 +102,13 @@ const CALLBACKS: u32 = BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Answered,
-    /// The kernel sends another SYN.
+    /// The kernel is about to send another SYN.
     NotYet,
     Refused,
-    /// The kernel gives up, or the process does after [`PATIENCE`].
+    /// The kernel gave up or got an ICMP error, or the process closed the socket after [`PATIENCE`].
     Unanswered,
-    /// The process closes the socket sooner.
-    GivenUp,
+    /// The process closed the socket before [`PATIENCE`]: the backend may still answer.
+    Closed,
 }
 
 /// The frontend and the backend of a translated socket, by family. An IPv6 socket may have IPv4
@@ -135,7 +138,7 @@ impl Peers {
 
 /// Counts an outcome for the service port of the frontend, if that still exists.
 #[inline(never)]
-fn count<A: Family>(dialled: &Dialled<A>, end: End, units: u32, client: A) {
+fn count<A: Family>(dialled: &Dialled<A>, end: End, units: u32) {
     let mut decision = Decision {
         frontend: FrontendKey::address(A::UNSPECIFIED),
         service: FrontendKey::address(A::UNSPECIFIED),
@@ -148,14 +151,12 @@ fn count<A: Family>(dialled: &Dialled<A>, end: End, units: u32, client: A) {
     if lookup::frontend(&dialled.frontend, Proto::TCP, &mut decision).is_err() {
         return;
     }
-    let voter = Voter::of(&client, false);
     let outcome = match end {
         End::Answered => Outcome::answered(units),
-        End::NotYet if units >= PATIENCE => Outcome::unheard(voter),
         End::NotYet => Outcome::RETRANSMITTED,
-        End::Refused => Outcome::refused(voter),
+        End::Refused => Outcome::CONNECT_REFUSED,
         End::Unanswered => Outcome::UNANSWERED,
-        End::GivenUp => return,
+        End::Closed => return,
     };
     maps::note_connection(&decision.service, &dialled.backend, outcome);
 }

@@ -32,8 +32,7 @@ impl Event {
         field!(self.op)
     }
 
-    /// Returns null for a connection without a full socket, such as one that waits for its
-    /// handshake's last acknowledgement.
+    /// Returns null for a socket that is not full, such as a request socket.
     #[inline(always)]
     pub fn sock(self) -> *mut bpf_sock {
         field!(self.__bindgen_anon_2.sk)
@@ -47,23 +46,35 @@ impl Event {
         unsafe { bpf_sock_ops_cb_flags_set(self.0, all as i32) == 0 }
     }
 
-    /// Returns true if the kernel gives the connect up instead of another SYN.
+    /// Returns true if the kernel gives up instead of sending another SYN.
     #[inline(always)]
-    pub fn retransmits_last(self) -> bool {
+    pub fn is_last_timeout(self) -> bool {
         field!(self.__bindgen_anon_1.args[2]) != 0
     }
 
-    /// Returns true if a connect ends without a connection.
+    /// Returns true if the socket waits for the answer to its SYN. An event of a new state comes before
+    /// the change.
     #[inline(always)]
-    pub fn closes(self) -> bool {
-        field!(self.__bindgen_anon_1.args[0]) == BPF_TCP_SYN_SENT
-            && field!(self.__bindgen_anon_1.args[1]) == BPF_TCP_CLOSE
+    pub fn is_in_syn_sent(self) -> bool {
+        field!(self.state) == BPF_TCP_SYN_SENT
     }
 
-    /// Returns true if a sent SYN is unacknowledged.
+    /// Returns true if the new state is CLOSE.
     #[inline(always)]
-    pub fn has_queue(self) -> bool {
+    pub fn closes(self) -> bool {
+        field!(self.__bindgen_anon_1.args[1]) == BPF_TCP_CLOSE
+    }
+
+    /// Returns true if a sent SYN is in the write queue.
+    #[inline(always)]
+    pub fn has_unacked(self) -> bool {
         field!(self.packets_out) != 0
+    }
+
+    /// Returns true if the socket has received a segment.
+    #[inline(always)]
+    pub fn has_received(self) -> bool {
+        field!(self.segs_in) != 0
     }
 
     #[inline(always)]
@@ -79,17 +90,6 @@ impl Event {
         let word = |nth: usize| field!(self.remote_ip6[nth]);
         let words = [word(0), word(1), word(2), word(3)];
         SockAddr::new(Addr6::from_wire(words), self.remote_port())
-    }
-
-    #[inline(always)]
-    pub fn local4(self) -> Addr4 {
-        Addr4::from_wire(field!(self.local_ip4))
-    }
-
-    #[inline(always)]
-    pub fn local6(self) -> Addr6 {
-        let word = |nth: usize| field!(self.local_ip6[nth]);
-        Addr6::from_wire([word(0), word(1), word(2), word(3)])
     }
 
     #[inline(always)]

@@ -1,16 +1,20 @@
-//! Detaches BPF links of another process, like `bpftool link detach`.
+//! Detaches BPF links of another process, and attaches a program alone, like `bpftool`.
 
 use std::fs;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use nix::libc;
 use nix::unistd::Pid;
 
-/// A value of `enum bpf_cmd` (linux/bpf.h).
+/// Values of `enum bpf_cmd` (linux/bpf.h).
+const PROG_ATTACH: i32 = 8;
+const PROG_DETACH: i32 = 9;
 const LINK_GET_FD_BY_ID: i32 = 30;
 const LINK_DETACH: i32 = 34;
+/// `BPF_CGROUP_SOCK_OPS` of `enum bpf_attach_type`.
+const SOCK_OPS: u32 = 3;
 
 /// Detaches the TCX links that a process holds on a device, from hooks with this suffix.
 pub(crate) fn detach_all(pid: Pid, ifindex: u32, hook: &str) -> Result<()> {
@@ -53,9 +57,28 @@ fn detach(id: u32) -> Result<()> {
     Ok(())
 }
 
+/// Attaches a sock_ops program to a cgroup so that no other program may be attached there, like
+/// `bpftool cgroup attach` without `multi`.
+pub(crate) fn attach_alone(cgroup: BorrowedFd<'_>, program: BorrowedFd<'_>) -> Result<()> {
+    on_cgroup(PROG_ATTACH, cgroup, program).context("attach alone")
+}
+
+/// Detaches the program from [`attach_alone`].
+pub(crate) fn detach_alone(cgroup: BorrowedFd<'_>, program: BorrowedFd<'_>) -> Result<()> {
+    on_cgroup(PROG_DETACH, cgroup, program).context("detach")
+}
+
+fn on_cgroup(command: i32, cgroup: BorrowedFd<'_>, program: BorrowedFd<'_>) -> Result<(), Errno> {
+    let fd = |fd: BorrowedFd| fd.as_raw_fd().cast_unsigned();
+    call(command, [fd(cgroup), fd(program), SOCK_OPS, 0]).map(drop)
+}
+
 /// Both commands read one number at the start of `union bpf_attr`.
 fn bpf(command: i32, number: u32) -> Result<i32, Errno> {
-    let attr = [number, 0, 0, 0];
+    call(command, [number, 0, 0, 0])
+}
+
+fn call(command: i32, attr: [u32; 4]) -> Result<i32, Errno> {
     // SAFETY: the kernel reads `attr`, which lives that long, and no further than its size.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_ptr(), size_of_val(&attr)) };
