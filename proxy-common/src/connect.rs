@@ -69,7 +69,8 @@ pub const fn bound_units(bucket: usize) -> Option<u64> {
 pub struct Outcome(pub u32);
 
 impl Outcome {
-    /// The client retransmitted its SYN before [`PATIENCE`], and the backend has sent no packet.
+    /// A SYN was retransmitted, and the backend has sent no packet: of a flow, before [`PATIENCE`];
+    /// of a translated socket, at any time.
     pub const RETRANSMITTED: Self = Self(u32::MAX);
     const UNITS_MAX: u32 = u32::MAX - 0x1000;
     /// The bits with a failure's [`Voter`].
@@ -77,8 +78,8 @@ impl Outcome {
     const REFUSED: u32 = u32::MAX - 0x2ff;
     const UNHEARD: u32 = u32::MAX - 0x3ff;
     const UNREACHABLE: u32 = u32::MAX - 0x4ff;
-    /// The client's kernel gave up, or the client closed its socket after [`PATIENCE`], and the
-    /// backend has sent no packet.
+    /// The client's kernel gave up or got an ICMP error, or the client closed its socket after
+    /// [`PATIENCE`]. The backend has sent no packet.
     pub const UNANSWERED: Self = Self(u32::MAX - 0x6ff);
     /// A RST refused a socket's connection.
     pub const CONNECT_REFUSED: Self = Self(u32::MAX - 0x7ff);
@@ -163,7 +164,8 @@ impl Outcome {
 }
 
 /// The units after which a retransmitted SYN counts as a failure: the client's initial timeout of
-/// one second (RFC 6298), less the inaccuracy of kernel timers.
+/// one second (RFC 6298), less the inaccuracy of kernel timers. Also the units after which a closed
+/// socket's connection counts as unanswered.
 pub const PATIENCE: u32 = (900_000_000 / UNIT_NANOS) as u32;
 /// The value of [`PATIENCE`] under session affinity: two timeouts.
 pub const AFFINITY_PATIENCE: u32 = (2_700_000_000 / UNIT_NANOS) as u32;
@@ -187,7 +189,7 @@ impl Voter {
     }
 }
 
-/// The evidence against a backend since its last answer: failures, and their clients.
+/// The evidence against a backend since its last answer to a flow: failures, and their clients.
 ///
 /// After 255 the number of failures continues at 128, so each failure changes the number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -281,9 +283,8 @@ pub struct Connects {
     pub buckets: [u64; BUCKETS],
     /// The sum of these times in units.
     pub units: u64,
-    /// The connections that the backend's first packet reset, or that a RST ended before they were
-    /// established; in a row of UDP, the datagrams that
-    /// it refused before it had sent a packet.
+    /// The connections that the backend's first packet reset; in a row of UDP, the datagrams that
+    /// the backend refused before it had sent a packet.
     pub refused: u64,
     /// The connections that ended without a packet of the backend: of flows, as the agent's sweep
     /// finds them, and of sockets. Flows that the programs evict are not counted.
@@ -292,7 +293,7 @@ pub struct Connects {
     pub retransmitted: u64,
     /// The time of the last update, in seconds since boot.
     pub last_secs: u32,
-    /// The evidence against the backend since its last answer.
+    /// The evidence against the backend since its last answer to a flow.
     pub votes: Votes,
 }
 assert_size!(Connects = (BUCKETS + 4) * 8 + 4 + 4);

@@ -31,8 +31,10 @@ pub trait Checksums: IpVersion {
         from: Self,
         to: Self,
     ) -> Result<(), Reason>;
+    /// Replaces the address at offset `place` of the IP header at `at`, both in bytes, and updates the
+    /// header's checksum, if it has one.
     fn store_addr(skb: Skb, at: u32, place: u32, from: Self, to: Self) -> Result<(), Reason>;
-    /// Updates a transport checksum for a changed address.
+    /// Updates the transport checksum at `offset`, in bytes, for a changed address.
     fn replace_pseudo_checksum(
         skb: Skb,
         offset: u32,
@@ -40,7 +42,8 @@ pub trait Checksums: IpVersion {
         from: Self,
         to: Self,
     ) -> Result<(), Reason>;
-    /// Sum of the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1).
+    /// Returns the unfolded sum of the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1). `len` is in
+    /// bytes, in host order.
     fn pseudo_sum(src: Self, dst: Self, proto: Proto, len: u16) -> u32;
 
     /// The same for ICMP: 0 for IPv4, where ICMP has no pseudo header.
@@ -114,7 +117,8 @@ pub fn fold(sum: u32) -> u16 {
     (sum + (sum >> 16)) as u16
 }
 
-/// Updates the transport's checksum for other ports, and for addresses that change a sum by `diff`.
+/// Updates the transport's checksum for other ports (see [`word`]), and for addresses that change a
+/// sum by `diff`, unfolded, or not by [`NO_DIFF`].
 ///
 /// Works in two steps: only addresses are part of the seed from which the hardware starts a
 /// checksum. If the first step finds such a seed, the second step would change nothing.

@@ -28,7 +28,8 @@ pub trait Headers: IpVersion {
     /// conntrack.
     fn is_hidden_and_spoofed(skb: Skb, link: LinkHeader) -> bool;
 
-    /// Reads and checks a packet's IP header.
+    /// Reads and checks a packet's IP header. Returns [`Reason::NotUnicast`] or [`Reason::Malformed`]
+    /// for a header that no flow has.
     #[inline(always)]
     fn header(skb: Skb, link: LinkHeader) -> Result<Header<Self>, Reason> {
         let header = Self::whole_header(skb, link)?;
@@ -57,6 +58,7 @@ pub struct Header<A> {
     pub src: A,
     pub dst: A,
     pub proto: Proto,
+    /// The offset of the transport header in the packet, in bytes.
     pub l4: u32,
     /// The end of the packet, by the length in its IP header.
     pub end: u32,

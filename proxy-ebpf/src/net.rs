@@ -1,4 +1,5 @@
-//! The differences between IPv4 and IPv6, as traits with instances in `ipv4.rs` and `ipv6.rs`.
+//! The constants of IPv4 and IPv6, and the meaning of their addresses. `header.rs` and `checksum.rs`
+//! have the other differences; the instances are in `ipv4.rs` and `ipv6.rs`.
 
 use aya_ebpf::bindings::bpf_fib_lookup as FibLookup;
 use proxy_common::addr::{Addr, Proto};

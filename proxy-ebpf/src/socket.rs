@@ -1,5 +1,6 @@
-//! Socket load balancing: the programs of the cgroup hooks. In `connect` and `sendmsg` a backend replaces the frontend; `getpeername` and
-//! `recvmsg` restore the frontend.
+//! Socket load balancing: the programs of the cgroup hooks. In `connect` and `sendmsg` a backend
+//! replaces the frontend; `getpeername` and `recvmsg` restore the frontend. `connection.rs` counts
+//! the outcomes of TCP connections.
 //!
 //! The decision is the packet path's ([`decide::find`], [`select`]). A call about which it cannot
 //! decide, or where it would drop packets, continues untranslated, and the packet path decides

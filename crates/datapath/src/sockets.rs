@@ -107,9 +107,9 @@ pub(super) fn programs(options: SocketOptions) -> Vec<&'static str> {
 
 pub(super) fn load(ebpf: &mut Ebpf, options: SocketOptions) -> Result<()> {
     verifier::load_all(ebpf, programs(options).into_iter())?;
-    // It only counts. Without it, the programs serve sockets all the same.
+    // This program only counts. The others serve sockets without it.
     if let Err(error) = verifier::load_all(ebpf, iter::once(names::SOCK_OPS)) {
-        debug!(
+        warn!(
             error = format!("{error:#}"),
             "the kernel refuses the program that counts connections"
         );
@@ -232,7 +232,8 @@ impl Sockets {
         }
     }
 
-    /// Attaches missing programs again. Returns their number.
+    /// Attaches missing programs, and the program that counts if the kernel refused it before. Returns
+    /// the number of attached programs.
     pub(super) fn repair(&mut self, ebpf: &mut Ebpf, pins: &Pins) -> Result<u64> {
         let attached = attached()?;
         let is_missing = |ebpf: &mut Ebpf, name| -> Result<bool> {
@@ -256,8 +257,8 @@ impl Sockets {
         Ok(repaired)
     }
 
-    /// Attaches the program that counts connections. Another program may have the cgroup's events for
-    /// itself: then sockets are served, and not counted. Returns true if the program is attached.
+    /// Attaches the program that counts connections, and returns true if that succeeds. Another program
+    /// may be attached exclusively: kpx then serves sockets and counts no connections.
     fn count_connections(&mut self, ebpf: &mut Ebpf, pins: &Pins) -> bool {
         let refusal = self.attach_program(ebpf, pins, names::SOCK_OPS).err();
         let uncounted = refusal.map(|error| format!("{error:#}"));

@@ -1,9 +1,10 @@
 //! Measures what `kubectl kpx ui` costs in a large cluster: the bytes of each node, the time until
 //! the page has all Services, and the share of a processor that the command takes.
 //!
-//! The command is the real one. It reads the testbed's API server by TLS and WebSockets, and the page
-//! by HTTP, as a browser does. The nodes are simulated: each `kpx relay` connects to a server in this
-//! process, which answers with the status of a real agent and with rounds of changes.
+//! The command is the real one. It reads an API server, the testbed's or another (see below), by TLS
+//! and WebSockets, and the page by HTTP, as a browser does. The nodes are simulated: each `kpx relay`
+//! connects to a server in this process, which answers with the status of a real agent and with rounds
+//! of changes.
 //!
 //! Run it as root, with an optimised kpx:
 //! `KPX_BIN=$PWD/target/release/kpx cargo run --release -p testbed --example page_cost`.
@@ -12,7 +13,8 @@
 //!
 //! With `KUBEBUILDER_ASSETS`, a folder with kube-apiserver and etcd, it runs behind these. Then
 //! `KPX_KUBELET` is a program that serves the exec of all nodes as kubelets do: by TLS at a port, with
-//! the arguments PORT KPX FOLDER, and each `kpx relay` with `--run-dir FOLDER`.
+//! the arguments PORT KPX FOLDER, and each `kpx relay` with `--run-dir FOLDER`. The repository has no
+//! such program.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

@@ -25,9 +25,9 @@ pub fn note_outcome<A: Maps>(flow: &Flow<A>, outcome: Outcome) {
     }
 }
 
-/// Counts the outcome of a socket's connection to a service port's backend. It is no evidence for or
-/// against the backend: a pod's process chooses the network namespace in which its socket connects,
-/// and may answer itself there.
+/// Counts the outcome of a socket's connection to a service port's backend, as [`count_outcome`]
+/// does. The outcome is no evidence for or against the backend: a pod's process chooses the network
+/// namespace in which its socket connects, and may answer itself there.
 #[inline(always)]
 pub fn note_connection<A: Maps>(service: &FrontendKey<A>, backend: &SockAddr<A>, outcome: Outcome) {
     if let Some(connects) = row(&EndpointKey::new(*service, *backend)) {

@@ -88,7 +88,7 @@ fn is_of_served_pod() -> bool {
 /// The differences between the families for sockets.
 pub trait Family: Net {
     /// The sockets' last dialled frontends. If the kernel has no memory for one, `getpeername` shows
-    /// the backend.
+    /// the backend, and the connection is not counted.
     const DIALLED: &'static SkStorage<Dialled<Self>>;
 
     /// Returns an address that no packet has, as the client's address of a network namespace in

@@ -30,7 +30,8 @@ use super::storage;
 use crate::clock::now_ns;
 use crate::{lookup, maps};
 
-/// The kernel goes on with the next program.
+/// The return value with which the kernel uses `reply`. With 0 it ignores the replies of all
+/// programs.
 const CONTINUE: u32 = 1;
 
 #[sock_ops]
@@ -67,10 +68,12 @@ fn handle(event: Event, sock: *mut bpf_sock) {
         BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => End::Answered,
         BPF_SOCK_OPS_RTO_CB if !event.is_last_timeout() => End::NotYet,
         BPF_SOCK_OPS_RTO_CB => End::Unanswered,
-        // On a `close`, the kernel purges the write queue after it sets the state.
+        // On `close`, the kernel purges its queues after it sets the state; on an ICMP error, before
+        // about Linux 6.10.
         _ if event.has_unacked() && units < PATIENCE => End::Closed,
         _ if event.has_unacked() => End::Unanswered,
-        // On a RST or an ICMP error it does so before. Only a RST is a segment.
+        // On a RST, and on an ICMP error from about Linux 6.10 on, it purges them first. Only a RST is
+        // a segment.
         _ if event.has_received() => End::Refused,
         _ => End::Unanswered,
     };
@@ -119,7 +122,7 @@ enum Peers {
 }
 
 impl Peers {
-    /// Returns `None` if the socket connects to an address that it got from no frontend.
+    /// Returns `None` if kpx has not translated the address to which the socket connects.
     #[inline(always)]
     fn of(event: Event, sock: *mut bpf_sock) -> Option<Self> {
         if let Some(dialled) = storage::get(Addr4::DIALLED, sock)

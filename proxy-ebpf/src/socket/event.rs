@@ -38,7 +38,7 @@ impl Event {
         field!(self.__bindgen_anon_2.sk)
     }
 
-    /// Requests callbacks for this socket. Returns false if the kernel lacks one.
+    /// Requests callbacks for this socket. Returns false if the kernel lacks one of them.
     #[inline(always)]
     pub fn request(self, callbacks: u32) -> bool {
         let all = field!(self.bpf_sock_ops_cb_flags) | callbacks;
@@ -65,7 +65,7 @@ impl Event {
         field!(self.__bindgen_anon_1.args[1]) == BPF_TCP_CLOSE
     }
 
-    /// Returns true if a sent SYN is in the write queue.
+    /// Returns true if a sent SYN is unacknowledged, and not yet purged.
     #[inline(always)]
     pub fn has_unacked(self) -> bool {
         field!(self.packets_out) != 0
@@ -94,7 +94,8 @@ impl Event {
 
     #[inline(always)]
     fn remote_port(self) -> Port {
-        // The kernel shifts the port into the last two bytes of the word.
+        // On little-endian machines the kernel shifts the port, in network byte order, into the upper
+        // half of the word.
         Port::from_wire((field!(self.remote_port) >> 16) as u16)
     }
 }

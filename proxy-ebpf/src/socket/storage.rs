@@ -18,6 +18,7 @@ pub fn set<T: Copy>(storage: &'static SkStorage<T>, sock: *mut bpf_sock, value: 
     }
 }
 
+/// Returns a copy of the value; `None` if there is none.
 #[inline(always)]
 pub fn get<T: Copy>(storage: &'static SkStorage<T>, sock: *mut bpf_sock) -> Option<T> {
     // SAFETY: the helper returns null, or a value that lives as long as the socket.

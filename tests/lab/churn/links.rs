@@ -1,4 +1,4 @@
-//! Detaches BPF links of another process, and attaches a program alone, like `bpftool`.
+//! Detaches BPF links of another process, and attaches a program exclusively, like `bpftool`.
 
 use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

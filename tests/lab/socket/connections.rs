@@ -1,4 +1,4 @@
-//! Connections of translated sockets count as those of flows.
+//! kpx counts connections of translated sockets by outcome.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use proxy_common::counter::Event;
 use proxy_common::names::SOCK_OPS;
 use proxy_datapath::{object, verifier};
 use testbed::agent::{DEADLINE, Service, kpx, wait_until};
@@ -74,7 +75,7 @@ fn connections_of_sockets_are_counted_by_outcome() -> Result<()> {
     wait_until(DEADLINE, "all are counted", || Ok(counts()? == want))
         .inspect_err(|_| eprintln!("{:?}", counts()))?;
     // A process may forge both in a network namespace of its own.
-    ensure!(count(&agent, "events", "backend_failed")? == 0);
+    ensure!(count(&agent, "events", Event::BackendFailed.name())? == 0);
     let all = views(&agent)?;
     let silent = connect(&all, "mute")?;
     ensure!(silent.retransmitted >= 2, "{silent:?}");
@@ -109,7 +110,7 @@ fn connections_of_sockets_are_counted_by_outcome() -> Result<()> {
 }
 
 #[test]
-fn sockets_are_served_beside_a_program_that_tolerates_no_other() -> Result<()> {
+fn sockets_are_served_beside_an_exclusive_sock_ops_program() -> Result<()> {
     let fixture = Fixture::start()?;
     let cgroup = File::open(fixture.cgroup.path())?;
     let mut ebpf = verifier::loader().load(object::embedded()?)?;

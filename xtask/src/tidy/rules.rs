@@ -88,7 +88,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ),
     (
         "tests/lab/churn/links",
-        "detaches links of others, which no crate has a call for",
+        "detaches links of others and attaches a program exclusively, which no crate has a call for",
     ),
     (
         "crates/testbed/src/apiserver/listen",

@@ -545,7 +545,8 @@ impl Merged {
         }
     }
 
-    /// Returns true once every node has sent its first round or failed, also if nodes join later.
+    /// Returns true once every known node has sent its first round or failed. Stays true when nodes
+    /// join.
     pub(crate) fn has_begun(&mut self) -> bool {
         let has_answered = |node: &Node| match node.link {
             LinkState::Connecting => false,

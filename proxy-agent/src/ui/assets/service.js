@@ -121,7 +121,7 @@ function nodesOf({ namespace, name, nodes, ports }) {
     "section",
     { class: "card", "data-key": "nodes", id: "of-nodes" },
     h("h3", {}, "From each node"),
-    h("p", { class: "faint" }, "Rates are those of now. Refused, unanswered and the median are of all connections that the node has counted."),
+    h("p", { class: "faint" }, "Rates are current. Refused, Unanswered and the median cover everything that the node has counted."),
     h(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-label": "From each node" },
