@@ -91,10 +91,10 @@ fn late_flapping_and_cut_off_backends_take_no_others_down() -> Result<()> {
             == 4)
     })?;
     ensure!(lab.ejected(&far)?.is_empty(), "{:?}", lab.ejected(&far)?);
-    let times = lab
-        .dial(&web, 12, Duration::from_secs(8))
-        .context("the node's own pod serves on")?;
-    ensure!(times.iter().any(|time| *time < PROMPT), "{times:?}");
+    // Two of three are silent, so all three get connections, at random.
+    wait_until(DEADLINE, "the node's own pod serves on", || {
+        Ok(lab.dial(&web, 1, PROMPT).is_ok())
+    })?;
     let waits = thread::scope(|scope| {
         let waits = scope.spawn(|| lab.dial(&far, 2, Duration::from_secs(20)));
         idle(Duration::from_millis(1_500))?;
