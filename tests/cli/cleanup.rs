@@ -64,7 +64,8 @@ fn cleanup_removes_the_remains_of_a_killed_kpx() -> Result<()> {
         removed the link socket-connect6, pinned in BPF_DIR/v2
         removed the link socket-getpeer4, pinned in BPF_DIR/v2
         removed the link socket-getpeer6, pinned in BPF_DIR/v2
-        removed 52 maps pinned in BPF_DIR/v2
+        removed the link socket-sock_ops, pinned in BPF_DIR/v2
+        removed 53 maps pinned in BPF_DIR/v2
         removed the filter kpx_lo at lo's egress
         removed the clsact qdisc of lo
         removed the filter kpx_ingress at wire's ingress
