@@ -63,7 +63,7 @@ pub struct Header<A> {
     /// The end of the packet, by the length in its IP header.
     pub end: u32,
     pub part: FragmentPart,
-    /// The protocol and the identification that a packet's fragments share.
+    /// The protocol and the identification, in network byte order, that a packet's fragments share.
     pub split: Proto,
     pub id: u32,
 }

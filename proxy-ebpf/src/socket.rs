@@ -161,6 +161,20 @@ fn show6(peer: Peer) -> i32 {
     ALLOW
 }
 
+/// Returns a decision for [`lookup`] and [`select`] to fill.
+#[inline(always)]
+fn undecided<A: Net>(origin: Origin) -> Decision<A> {
+    Decision {
+        frontend: FrontendKey::address(A::UNSPECIFIED),
+        service: FrontendKey::address(A::UNSPECIFIED),
+        kind: FrontendKind::ADDRESS,
+        origin,
+        set: Set::CLUSTER,
+        flags: 0,
+        backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
+    }
+}
+
 /// A socket that dials `dialled`, as the packet path's rules take it.
 struct Dialling<A: Net> {
     client: SockAddr<A>,
@@ -225,15 +239,7 @@ fn dial<A: Family>(peer: Peer, is_bound: bool, call: Call, at: &mut SockAddr<A>)
         proto,
     };
     let mut service = Service::default();
-    let mut decision = Decision {
-        frontend: FrontendKey::address(A::UNSPECIFIED),
-        service: FrontendKey::address(A::UNSPECIFIED),
-        kind: FrontendKind::ADDRESS,
-        origin: client.origin,
-        set: Set::CLUSTER,
-        flags: 0,
-        backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
-    };
+    let mut decision = undecided(client.origin);
     if let Err(reason) = find(&dialling, node, &mut service, &mut decision) {
         if reason == Reason::NotOurs && call == Call::Connect {
             // The socket may have had this address as a Service's backend before, and now dials it

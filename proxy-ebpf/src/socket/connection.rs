@@ -18,15 +18,14 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::macros::sock_ops;
 use aya_ebpf::programs::SockOpsContext;
-use proxy_common::addr::{Addr4, Addr6, Port, Proto};
+use proxy_common::addr::{Addr4, Addr6, Proto};
 use proxy_common::connect::{DialTime, Outcome, PATIENCE};
-use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
-use proxy_common::policy::{Decision, Origin};
+use proxy_common::policy::Origin;
 use proxy_common::socket::Dialled;
 
 use super::client::Family;
 use super::event::Event;
-use super::storage;
+use super::{storage, undecided};
 use crate::clock::now_ns;
 use crate::{lookup, maps};
 
@@ -51,38 +50,41 @@ fn handle(event: Event, sock: *mut bpf_sock) {
         begin(event, sock);
         return;
     }
-    let ends = match op {
+    let is_end = match op {
         BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => true,
         BPF_SOCK_OPS_RTO_CB => event.is_in_syn_sent(),
         BPF_SOCK_OPS_STATE_CB => event.is_in_syn_sent() && event.closes(),
         _ => false,
     };
-    if !ends {
+    if !is_end {
         return;
     }
     let Some(since) = storage::get(&maps::CONNECTING, sock) else {
         return;
     };
     let units = since.units_until(now_ns());
-    let end = match op {
-        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => End::Answered,
-        BPF_SOCK_OPS_RTO_CB if !event.is_last_timeout() => End::NotYet,
-        BPF_SOCK_OPS_RTO_CB => End::Unanswered,
-        // On `close`, the kernel purges its queues after it sets the state; on an ICMP error, before
-        // about Linux 6.10.
-        _ if event.has_unacked() && units < PATIENCE => End::Closed,
-        _ if event.has_unacked() => End::Unanswered,
-        // On a RST, and on an ICMP error from about Linux 6.10 on, it purges them first. Only a RST is
-        // a segment.
-        _ if event.has_received() => End::Refused,
-        _ => End::Unanswered,
+    let outcome = match op {
+        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => Outcome::answered(units),
+        BPF_SOCK_OPS_RTO_CB if !event.is_last_timeout() => Outcome::RETRANSMITTED,
+        // The SYN is still queued if the process closed the socket, and before about Linux 6.10 on an
+        // ICMP error. On a RST the kernel has purged the queue.
+        BPF_SOCK_OPS_STATE_CB if event.has_unacked() && units < PATIENCE => {
+            // The backend may still answer.
+            storage::clear(&maps::CONNECTING, sock);
+            return;
+        }
+        // Only a RST is a segment.
+        BPF_SOCK_OPS_STATE_CB if !event.has_unacked() && event.has_received() => {
+            Outcome::CONNECT_REFUSED
+        }
+        _ => Outcome::UNANSWERED,
     };
-    if end != End::NotYet {
+    if outcome != Outcome::RETRANSMITTED {
         storage::clear(&maps::CONNECTING, sock);
     }
     match Peers::of(event, sock) {
-        Some(Peers::V4(dialled)) => count(&dialled, end, units),
-        Some(Peers::V6(dialled)) => count(&dialled, end, units),
+        Some(Peers::V4(dialled)) => count(&dialled, outcome),
+        Some(Peers::V6(dialled)) => count(&dialled, outcome),
         None => {}
     }
 }
@@ -100,19 +102,6 @@ fn begin(event: Event, sock: *mut bpf_sock) {
 }
 
 const CALLBACKS: u32 = BPF_SOCK_OPS_RTO_CB_FLAG | BPF_SOCK_OPS_STATE_CB_FLAG;
-
-/// The end of a connect.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    Answered,
-    /// The kernel is about to send another SYN.
-    NotYet,
-    Refused,
-    /// The kernel gave up or got an ICMP error, or the process closed the socket after [`PATIENCE`].
-    Unanswered,
-    /// The process closed the socket before [`PATIENCE`]: the backend may still answer.
-    Closed,
-}
 
 /// The frontend and the backend of a translated socket, by family. An IPv6 socket may have IPv4
 /// peers.
@@ -141,25 +130,9 @@ impl Peers {
 
 /// Counts an outcome for the service port of the frontend, if that still exists.
 #[inline(never)]
-fn count<A: Family>(dialled: &Dialled<A>, end: End, units: u32) {
-    let mut decision = Decision {
-        frontend: FrontendKey::address(A::UNSPECIFIED),
-        service: FrontendKey::address(A::UNSPECIFIED),
-        kind: FrontendKind::ADDRESS,
-        origin: Origin::POD,
-        set: Set::CLUSTER,
-        flags: 0,
-        backend: Backend::new(A::UNSPECIFIED, Port::ANY, 0),
-    };
-    if lookup::frontend(&dialled.frontend, Proto::TCP, &mut decision).is_err() {
-        return;
+fn count<A: Family>(dialled: &Dialled<A>, outcome: Outcome) {
+    let mut decision = undecided(Origin::POD);
+    if lookup::frontend(&dialled.frontend, Proto::TCP, &mut decision).is_ok() {
+        maps::note_connection(&decision.service, &dialled.backend, outcome);
     }
-    let outcome = match end {
-        End::Answered => Outcome::answered(units),
-        End::NotYet => Outcome::RETRANSMITTED,
-        End::Refused => Outcome::CONNECT_REFUSED,
-        End::Unanswered => Outcome::UNANSWERED,
-        End::Closed => return,
-    };
-    maps::note_connection(&decision.service, &dialled.backend, outcome);
 }
