@@ -112,6 +112,20 @@ impl PacketHook {
         }
     }
 
+    /// Returns the name in the BPF object of this hook's other program, which contains the slow
+    /// path instead of calling it. The loader gives it the name of [`program`](Self::program).
+    pub const fn program_with_slow_path(self) -> Option<&'static str> {
+        match self {
+            Self::Ingress => Some("kpx_ingress_whole"),
+            Self::Egress => Some("kpx_egress_whole"),
+            Self::Anchor => Some("kpx_anchor_whole"),
+            Self::Lo => Some("kpx_lo_whole"),
+            Self::HeaderlessIngress => Some("kpx_ingress_l3_whole"),
+            Self::HeaderlessEgress => Some("kpx_egress_l3_whole"),
+            Self::Tunnel => None,
+        }
+    }
+
     /// Returns the hook's name in events.
     pub const fn name(self) -> &'static str {
         match self {

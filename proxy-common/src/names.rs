@@ -55,8 +55,6 @@ pub const PEERS: &str = "PEERS";
 
 /// The programs of the slow path: see [`SlowProgram`](crate::hook::SlowProgram).
 pub const SLOW: &str = "SLOW";
-/// Not 0: the hooks' programs call those in `SLOW` (`u32`, set before loading).
-pub const SPLIT: &str = "SPLIT";
 
 /// The scratch space of a running hook.
 pub const ROOM: &str = "ROOM";

@@ -78,10 +78,37 @@ use crate::net::{IpVersion, Net};
 use crate::outcome::{Action, Outcome};
 use crate::redirect::Forward;
 use crate::skb::{LinkHeader, Skb};
+use crate::slow::SlowPath;
 
-#[classifier]
-pub fn kpx_ingress(ctx: TcContext) -> i32 {
-    let skb = Skb::new(&ctx);
+/// Defines the two programs of each hook: the first calls the slow path, the second contains it.
+macro_rules! hooks {
+    ($($called:ident, $contained:ident => $hook:ident;)*) => {
+        $(
+            #[classifier]
+            pub fn $called(ctx: TcContext) -> i32 {
+                $hook(&ctx, SlowPath::Called)
+            }
+
+            #[classifier]
+            pub fn $contained(ctx: TcContext) -> i32 {
+                $hook(&ctx, SlowPath::Contained)
+            }
+        )*
+    };
+}
+
+hooks! {
+    kpx_ingress, kpx_ingress_whole => at_ingress;
+    kpx_egress, kpx_egress_whole => at_egress;
+    kpx_anchor, kpx_anchor_whole => at_anchor;
+    kpx_lo, kpx_lo_whole => at_lo;
+    kpx_ingress_l3, kpx_ingress_l3_whole => at_headerless_ingress;
+    kpx_egress_l3, kpx_egress_l3_whole => at_headerless_egress;
+}
+
+#[inline(always)]
+fn at_ingress(ctx: &TcContext, slow_path: SlowPath) -> i32 {
+    let skb = Skb::new(ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
     let memory = unsafe { Memory::of_hook() };
     skb.clear_foreign_mark();
@@ -90,8 +117,8 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
         return Action::PASS.0;
     }
     match skb.ethertype() {
-        Addr4::ETHERTYPE => arriving::<Addr4>(skb, memory),
-        Addr6::ETHERTYPE => arriving::<Addr6>(skb, memory),
+        Addr4::ETHERTYPE => arriving::<Addr4>(skb, slow_path, memory),
+        Addr6::ETHERTYPE => arriving::<Addr6>(skb, slow_path, memory),
         _ if ingress::is_hidden_by_tags(skb) => {
             maps::count(Reason::Spoofed);
             Action::DROP.0
@@ -100,52 +127,57 @@ pub fn kpx_ingress(ctx: TcContext) -> i32 {
     }
 }
 
-#[classifier]
-pub fn kpx_egress(ctx: TcContext) -> i32 {
-    let skb = Skb::new(&ctx);
+#[inline(always)]
+fn at_egress(ctx: &TcContext, slow_path: SlowPath) -> i32 {
+    let skb = Skb::new(ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
     let memory = unsafe { Memory::of_hook() };
     match skb.ethertype() {
-        Addr4::ETHERTYPE => leaving::<Addr4>(skb, memory),
-        Addr6::ETHERTYPE => leaving::<Addr6>(skb, memory),
+        Addr4::ETHERTYPE => leaving::<Addr4>(skb, slow_path, memory),
+        Addr6::ETHERTYPE => leaving::<Addr6>(skb, slow_path, memory),
         _ => not_ip(Action::PASS),
     }
 }
 
-#[classifier]
-pub fn kpx_anchor(ctx: TcContext) -> i32 {
-    let skb = Skb::new(&ctx);
+#[inline(always)]
+fn at_anchor(ctx: &TcContext, slow_path: SlowPath) -> i32 {
+    let skb = Skb::new(ctx);
     // SAFETY: this is the entry of a tc program, and the only call here.
     let memory = unsafe { Memory::of_hook() };
     match skb.ethertype() {
-        Addr4::ETHERTYPE => sent::<Addr4>(skb, memory),
-        Addr6::ETHERTYPE => sent::<Addr6>(skb, memory),
+        Addr4::ETHERTYPE => sent::<Addr4>(skb, slow_path, memory),
+        Addr6::ETHERTYPE => sent::<Addr6>(skb, slow_path, memory),
         _ => not_ip(Action::DROP),
     }
 }
 
-#[classifier]
-pub fn kpx_lo(ctx: TcContext) -> i32 {
-    let skb = Skb::new(&ctx);
-    // SAFETY: this is the entry of a tc program, and the only call here.
-    let memory = unsafe { Memory::of_hook() };
-    slow::leave_all(skb, LinkHeader::Ethernet, PacketHook::Lo, memory)
+#[inline(always)]
+fn at_lo(ctx: &TcContext, slow_path: SlowPath) -> i32 {
+    without_fast_path(ctx, LinkHeader::Ethernet, PacketHook::Lo, slow_path)
 }
 
-#[classifier]
-pub fn kpx_ingress_l3(ctx: TcContext) -> i32 {
-    let skb = Skb::new(&ctx);
-    // SAFETY: this is the entry of a tc program, and the only call here.
-    let memory = unsafe { Memory::of_hook() };
-    slow::leave_all(skb, LinkHeader::None, PacketHook::HeaderlessIngress, memory)
+#[inline(always)]
+fn at_headerless_ingress(ctx: &TcContext, slow_path: SlowPath) -> i32 {
+    let hook = PacketHook::HeaderlessIngress;
+    without_fast_path(ctx, LinkHeader::None, hook, slow_path)
 }
 
-#[classifier]
-pub fn kpx_egress_l3(ctx: TcContext) -> i32 {
-    let skb = Skb::new(&ctx);
+#[inline(always)]
+fn at_headerless_egress(ctx: &TcContext, slow_path: SlowPath) -> i32 {
+    let hook = PacketHook::HeaderlessEgress;
+    without_fast_path(ctx, LinkHeader::None, hook, slow_path)
+}
+
+#[inline(always)]
+fn without_fast_path(
+    ctx: &TcContext,
+    link: LinkHeader,
+    hook: PacketHook,
+    slow_path: SlowPath,
+) -> i32 {
     // SAFETY: this is the entry of a tc program, and the only call here.
     let memory = unsafe { Memory::of_hook() };
-    slow::leave_all(skb, LinkHeader::None, PacketHook::HeaderlessEgress, memory)
+    slow::leave_all(Skb::new(ctx), link, hook, slow_path, memory)
 }
 
 #[classifier]
@@ -189,7 +221,7 @@ pub fn kpx_tunnel(ctx: TcContext) -> i32 {
 }
 
 #[inline(always)]
-fn arriving<A: Forward>(skb: Skb, mut memory: Memory) -> i32 {
+fn arriving<A: Forward>(skb: Skb, slow_path: SlowPath, mut memory: Memory) -> i32 {
     let handed_over = handover::arrives::<A>(skb, memory.lend());
     let outcome = if fast_path::is_on() {
         redirect::quick::<A>(skb, memory.lend())
@@ -206,30 +238,33 @@ fn arriving<A: Forward>(skb: Skb, mut memory: Memory) -> i32 {
         skb,
         LinkHeader::Ethernet,
         PacketHook::Ingress,
+        slow_path,
         outcome,
         memory,
     )
 }
 
 #[inline(always)]
-fn leaving<A: Forward>(skb: Skb, mut memory: Memory) -> i32 {
+fn leaving<A: Forward>(skb: Skb, slow_path: SlowPath, mut memory: Memory) -> i32 {
     let outcome = unsettled::<A>(skb, memory.lend());
     slow::finish::<A>(
         skb,
         LinkHeader::Ethernet,
         PacketHook::Egress,
+        slow_path,
         outcome,
         memory,
     )
 }
 
 #[inline(always)]
-fn sent<A: Forward>(skb: Skb, memory: Memory) -> i32 {
+fn sent<A: Forward>(skb: Skb, slow_path: SlowPath, memory: Memory) -> i32 {
     let outcome = by_kept_link::<A>(skb);
     slow::finish::<A>(
         skb,
         LinkHeader::Ethernet,
         PacketHook::Anchor,
+        slow_path,
         outcome,
         memory,
     )

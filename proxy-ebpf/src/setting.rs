@@ -47,9 +47,6 @@ settings! {
     /// Not 0: the programs hand over packets of external clients to the backend's node.
     HANDS_OVER: u32 = 0;
 
-    /// Not 0: the hooks call the slow path in `SLOW`. Otherwise they contain it.
-    SPLIT: u32 = 0;
-
     /// The answers of each CPU in one second. A flood of spoofed packets must not become a flood of
     /// answers to its victim.
     ANSWERS_PER_SEC: u32 = 1_024;

@@ -3,8 +3,8 @@
 //! One program of each family contains it for all hooks (`kpx_slow4`, `kpx_slow6`; with `_l3` for
 //! devices without Ethernet header), so that a start verifies each of its parts once. The hooks'
 //! programs reach it by a tail call ([`maps::call_slow`]). The kernel empties the program array with
-//! the array's last descriptor or pin. Without a pin (`SPLIT` is 0), each hook's program contains
-//! the slow path.
+//! the array's last descriptor or pin. Without a pin, the loader takes those programs of the hooks
+//! that contain the slow path ([`SlowPath::Contained`]).
 
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::{Event, Reason, Verdict};
@@ -17,9 +17,18 @@ use crate::net::{IpVersion, Net};
 use crate::outcome::{Action, Outcome};
 use crate::redirect::Forward;
 use crate::reject::{self, Exit};
-use crate::setting::{HANDS_OVER, SPLIT};
+use crate::setting::HANDS_OVER;
 use crate::skb::{LinkHeader, PacketMark, Skb};
 use crate::{anchor, egress, handover, icmp, ingress, lo, log, monitor, not_ip};
+
+/// The place of the slow path of a hook's program.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum SlowPath {
+    /// A program of its own.
+    Called,
+    /// This program.
+    Contained,
+}
 
 /// Finishes a packet with the outcome of a fast path, or leaves the packet to the slow path.
 #[inline(always)]
@@ -27,10 +36,11 @@ pub fn finish<A: Forward>(
     skb: Skb,
     link: LinkHeader,
     hook: PacketHook,
+    slow_path: SlowPath,
     outcome: Outcome,
     mut memory: Memory,
 ) -> i32 {
-    if SPLIT.get() == 0 {
+    if slow_path == SlowPath::Contained {
         return run::<A>(skb, link, hook, outcome, memory);
     }
     if let Some(Action(action)) = ended(hook, &outcome) {
@@ -71,11 +81,17 @@ fn may_have_flow<A: Net>(skb: Skb, link: LinkHeader) -> bool {
 
 /// Leaves a packet to the slow path, at a hook without a fast path.
 #[inline(always)]
-pub fn leave_all(skb: Skb, link: LinkHeader, hook: PacketHook, memory: Memory) -> i32 {
+pub fn leave_all(
+    skb: Skb,
+    link: LinkHeader,
+    hook: PacketHook,
+    slow_path: SlowPath,
+    memory: Memory,
+) -> i32 {
     let outcome = Outcome::NOT_ESTABLISHED;
     match skb.ethertype() {
-        Addr4::ETHERTYPE => finish::<Addr4>(skb, link, hook, outcome, memory),
-        Addr6::ETHERTYPE => finish::<Addr6>(skb, link, hook, outcome, memory),
+        Addr4::ETHERTYPE => finish::<Addr4>(skb, link, hook, slow_path, outcome, memory),
+        Addr6::ETHERTYPE => finish::<Addr6>(skb, link, hook, slow_path, outcome, memory),
         _ => not_ip(Action::PASS),
     }
 }

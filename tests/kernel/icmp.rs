@@ -2,10 +2,10 @@
 //! and the quoted header.
 
 use anyhow::{Context, Result, ensure};
-use aya::maps::{HashMap, Map, MapData, MapInfo};
+use aya::maps::{HashMap, MapData};
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::flow::{Flow, FlowKey};
-use proxy_common::names::{EGRESS, INGRESS};
+use proxy_common::names::EGRESS;
 use testbed::test_run::Verdict::Pass;
 use testbed::test_run::let_seconds_pass;
 
@@ -53,27 +53,13 @@ fn flows(fixture: &Fixture) -> Result<Vec<String>> {
 }
 
 fn entries<A: Addr>(fixture: &Fixture, name: &str) -> Result<Vec<String>> {
-    let ids = fixture
-        .bench
-        .datapath
-        .attachments
-        .program(INGRESS)?
-        .info()?
-        .map_ids()?
-        .context("no ids of maps")?;
-    for id in ids {
-        if MapInfo::from_id(id)?.name_as_str() == Some(name) {
-            let map: HashMap<MapData, FlowKey<A>, Flow<A>> =
-                Map::HashMap(MapData::from_id(id)?).try_into()?;
-            let mut entries = map
-                .iter()
-                .map(|entry| Ok(format!("{:?}", entry?)))
-                .collect::<Result<Vec<_>>>()?;
-            entries.sort();
-            return Ok(entries);
-        }
-    }
-    anyhow::bail!("the program has no map {name}")
+    let map: HashMap<MapData, FlowKey<A>, Flow<A>> = fixture.bench.map(name)?.try_into()?;
+    let mut entries = map
+        .iter()
+        .map(|entry| Ok(format!("{:?}", entry?)))
+        .collect::<Result<Vec<_>>>()?;
+    entries.sort();
+    Ok(entries)
 }
 
 #[test]

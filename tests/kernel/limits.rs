@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::pthread::{pthread_kill, pthread_self};
 use nix::sys::signal::Signal;
 use proxy_common::flow::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, SOURCE_PORT_FIRST};
-use proxy_common::names::{ANCHOR, EGRESS, FAST_PATH, INGRESS, SPLIT};
+use proxy_common::names::{ANCHOR, EGRESS, FAST_PATH, INGRESS};
 use proxy_datapath::{object, verifier};
 use testbed::test_run::Bench;
 use testbed::test_run::Verdict::{Drop, Pass, Redirect};
@@ -159,11 +159,10 @@ fn masqueraded_clients_have_ports_of_their_own() -> Result<()> {
 #[test]
 fn every_program_is_far_from_verifiers_limit() -> Result<()> {
     const MOST: u32 = 240_000;
-    for (fast_path, split) in [(0_u32, 1_u32), (1, 1), (1, 0)] {
+    for fast_path in [0_u32, 1] {
         let mut loader = verifier::loader();
         let mut ebpf = loader
             .override_global(FAST_PATH, &fast_path, true)
-            .override_global(SPLIT, &split, true)
             .load(object::embedded()?)?;
         let mut count = 0;
         for (name, program) in ebpf.programs_mut() {

@@ -52,20 +52,13 @@ fn programs(object: &Path) -> Result<()> {
     let stacks = stack::bytes(&mut parsed).with_context(|| format!("link {}", object.display()))?;
     let mut bad = Vec::new();
     println!(
-        "{:<12} {:>9} {:>9} {:>12}",
+        "{:<20} {:>9} {:>9} {:>12}",
         "program", "verified", "stack", "to load"
     );
-    for (fast_path, split, hands_over, title) in [
-        (0_u32, 1_u32, 0_u32, "one slow path for all hooks:"),
-        (1, 1, 0, "the same with --fast-path:"),
-        (
-            1,
-            1,
-            1,
-            "the same with --fast-path and --external-forwarding dsr:",
-        ),
-        (1, 0, 0, "a slow path in each, with --fast-path:"),
-        (1, 0, 1, "the same with --external-forwarding dsr:"),
+    for (fast_path, hands_over, title) in [
+        (0_u32, 0_u32, "without --fast-path:"),
+        (1, 0, "with --fast-path:"),
+        (1, 1, "with --fast-path and --external-forwarding dsr:"),
     ] {
         println!("{title}");
         let mut loader = EbpfLoader::new();
@@ -73,7 +66,6 @@ fn programs(object: &Path) -> Result<()> {
         loader.override_global(names::SOCKET_FLAGS, &u32::MAX, true);
         let ebpf = loader
             .override_global(names::FAST_PATH, &fast_path, true)
-            .override_global(names::SPLIT, &split, true)
             .override_global(names::HANDS_OVER, &hands_over, true)
             .load(&bytes);
         load_all(
@@ -112,7 +104,7 @@ fn load_all(ebpf: &mut Ebpf, stacks: &BTreeMap<String, u32>, bad: &mut Vec<Strin
         let verified = info.verified_instruction_count();
         let verified = verified.map_or_else(|| "?".to_owned(), |count| count.to_string());
         println!(
-            "{name:<12} {verified:>9} {:>7} B {:>9} ms",
+            "{name:<20} {verified:>9} {:>7} B {:>9} ms",
             stacks[name],
             took.as_millis()
         );

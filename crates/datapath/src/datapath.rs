@@ -1,5 +1,6 @@
 //! The kernel side of a node: loads programs, opens maps, attaches programs to devices.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::liberal_flows::LiberalFlows;
 use crate::loaded::Loaded;
 use crate::monitor_reader::Monitor;
 use crate::node_maps::NodeMaps;
+use crate::object;
 use crate::persistence::Persistence;
 use crate::pins::{PinPath, Resize, retired};
 use crate::sizes::{MapSize, Sizes, half_open_places};
@@ -67,8 +69,8 @@ pub struct Options {
     pub fast_path: bool,
     /// Set if the programs hand over packets of external clients.
     pub hands_over: bool,
-    /// Loads the slow path into the program of each hook, instead of once for all hooks: see
-    /// [`slow_path`].
+    /// Loads the hooks' programs that contain the slow path, instead of one slow path for all hooks:
+    /// see [`slow_path`].
     pub whole: bool,
     pub timeouts: Timeouts,
     /// Keeps the hooks' packet marks, so that BPF_PROG_TEST_RUN returns them, for tests of several
@@ -337,10 +339,12 @@ fn load(object: &[u8], options: Options, pins: &[PinPath]) -> Result<Ebpf> {
     if options.exposes_packet_mark {
         loader.override_global(names::EXPOSES_PACKET_MARK, &1_u32, true);
     }
-    if !options.whole {
-        loader.override_global(names::SPLIT, &1_u32, true);
-    }
-    let mut ebpf = loader.load(object).context("load the BPF object")?;
+    let object = if options.whole {
+        object::with_contained_slow_path(object)?.into()
+    } else {
+        Cow::Borrowed(object)
+    };
+    let mut ebpf = loader.load(&object).context("load the BPF object")?;
     if options.whole {
         verifier::load_all(&mut ebpf, PacketHook::common_programs())?;
     } else {

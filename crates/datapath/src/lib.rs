@@ -7,7 +7,7 @@ mod loaded;
 pub mod object;
 mod shares;
 mod sizes;
-mod slow_path;
+pub mod slow_path;
 mod sys;
 pub mod test_run;
 pub mod verifier;

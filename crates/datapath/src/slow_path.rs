@@ -29,7 +29,7 @@ pub(crate) fn may_be_separate() -> bool {
 pub(crate) const COMMON: [SlowProgram; 2] = PacketHook::Ingress.slow();
 
 /// Loads those programs of the slow path that are not loaded, and makes all of them callable.
-pub(crate) fn load(ebpf: &mut Ebpf, programs: impl IntoIterator<Item = SlowProgram>) -> Result<()> {
+pub fn load(ebpf: &mut Ebpf, programs: impl IntoIterator<Item = SlowProgram>) -> Result<()> {
     for slow in programs {
         let name = slow.program();
         let fd = loaded_as(ebpf, name)?.fd()?.try_clone()?;

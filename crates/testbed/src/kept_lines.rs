@@ -37,26 +37,23 @@ struct Line {
     line_and_column: u32,
 }
 
-/// Loads all programs, with and without the fast path, and with the slow path in each. Returns the
-/// lines that this kernel kept.
+/// Loads all programs, with and without the fast path. Returns the lines that this kernel kept.
 pub fn kept_lines() -> Result<Lines> {
     let bytes = object::embedded()?;
     let parsed = Object::parse(bytes).context("parse the BPF object")?;
     let btf = parsed.btf.context("the BPF object has no BTF")?.to_bytes();
     let strings = strings(&btf).context("the BTF of the BPF object is cut off")?;
     let mut kept = Lines::new();
-    for (fast_path, split) in [(0_u32, 1_u32), (1, 1), (1, 0)] {
+    for fast_path in [0_u32, 1] {
         let mut loader = verifier::loader();
         let mut ebpf = loader
             .override_global(names::FAST_PATH, &fast_path, true)
-            .override_global(names::SPLIT, &split, true)
             .load(bytes)
             .context("make the maps")?;
         for (name, program) in ebpf.programs_mut() {
             let lines = load(program).with_context(|| format!("load {name}"))?;
-            let path = match (fast_path, split) {
-                (0, _) => name.to_owned(),
-                (_, 0) => format!("{name} with both paths"),
+            let path = match fast_path {
+                0 => name.to_owned(),
                 _ => format!("{name} with the fast path"),
             };
             for line in &lines {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use aya::maps::{Map, MapData, MapInfo};
+use anyhow::{Context, Result};
+use aya::maps::{Map, MapData};
 use aya::programs::SchedClassifier;
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::names::{self, ANCHOR, EGRESS, INGRESS};
@@ -234,18 +234,10 @@ impl Bench {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns another handle on a map that `program` uses.
-    pub fn map(&self, program: &str, name: &str) -> Result<Map> {
-        let ids = self
-            .program(program)?
-            .info()?
-            .map_ids()?
-            .context("this kernel does not list a program's maps")?;
-        for id in ids {
-            if MapInfo::from_id(id)?.name_as_str() == Some(name) {
-                return Ok(Map::from_map_data(MapData::from_id(id)?)?);
-            }
-        }
-        bail!("{program} uses no map {name}")
+    /// Returns another handle on a map.
+    pub fn map(&self, name: &str) -> Result<Map> {
+        let id = self.datapath.loaded.maps.get(name);
+        let id = *id.with_context(|| format!("no map {name} is loaded"))?;
+        Ok(Map::from_map_data(MapData::from_id(id)?)?)
     }
 }

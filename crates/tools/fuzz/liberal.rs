@@ -7,7 +7,7 @@ use anyhow::Result;
 use aya::maps::HashMap;
 use proxy_common::addr::{Addr, SockAddr};
 use proxy_common::flow::{AnyKey, FlowKey};
-use proxy_common::names::{INGRESS, TOLERATED};
+use proxy_common::names::TOLERATED;
 
 use crate::fixture::{Fixture, clear};
 
@@ -31,8 +31,7 @@ impl Fixture {
     /// Withdraws all grants, and drops pending requests.
     pub(crate) fn take_answers_back(&mut self) -> Result<()> {
         while self.node.bench.datapath.liberal.offered()?.is_some() {}
-        let mut rows: HashMap<_, AnyKey, u32> =
-            self.node.bench.map(INGRESS, TOLERATED)?.try_into()?;
+        let mut rows: HashMap<_, AnyKey, u32> = self.node.bench.map(TOLERATED)?.try_into()?;
         clear(&mut rows)
     }
 }

@@ -205,7 +205,7 @@ async fn of_family<A: Family, N: NodeFlags>(
     match tables {
         Tables::Folder(folder) => {
             let (input, from) = folder.input::<A>(from, args.host, &to).await?;
-            let programs = Programs::load(object, &input, args.count)?;
+            let programs = Programs::load(object, &input, args.count, false)?;
             send(programs, input, from, to, args)
         }
         Tables::Live(live) => {
@@ -216,7 +216,8 @@ async fn of_family<A: Family, N: NodeFlags>(
                 in_device: args.in_device.as_deref(),
             };
             let (input, from) = live.input::<A>(&packet_args, &to).await?;
-            let programs = Programs::load(object, &input, args.count)?;
+            let calls_slow_path = live.calls_slow_path();
+            let programs = Programs::load(object, &input, args.count, calls_slow_path)?;
             live.check_tag(input.entry.program, &programs.tag()?)?;
             let mut trace = send(programs, input, from, to, args)?;
             let of_backends = answered::notes::<A>(&live, &trace).await;

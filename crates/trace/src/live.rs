@@ -18,6 +18,7 @@ use proxy_common::device::{HANDED_OVER_MARK, pod_net};
 use proxy_common::frontend::{
     EndpointKey, FrontendKey, Maglev, Service, Set, SetKey, SlotKey, SourceRange,
 };
+use proxy_common::hook::SlowProgram;
 use proxy_common::names;
 use proxy_common::share;
 
@@ -86,6 +87,12 @@ impl Live {
             node_name,
             node_addresses,
         })
+    }
+
+    /// Returns true if the running programs of the hooks call the slow path.
+    pub(crate) fn calls_slow_path(&self) -> bool {
+        let is_loaded = |slow: SlowProgram| self.status.programs.contains_key(slow.program());
+        SlowProgram::ALL.into_iter().any(is_loaded)
     }
 
     /// Fails unless the running program has the same tag (the kernel's hash): the copy must behave

@@ -1,5 +1,6 @@
 //! A copy of the kernel programs with maps of its own. Real traffic is unaffected.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
@@ -13,13 +14,15 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Counter, Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook};
 use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
+use proxy_common::hook::PacketHook;
 use proxy_common::names::{self, FamilyMaps};
 use proxy_common::policy::{Decision, Origin};
 
 use crate::input::{Entry, Family, Net, TraceInput};
 use crate::packet;
+use proxy_datapath::object::with_contained_slow_path;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
-use proxy_datapath::verifier;
+use proxy_datapath::{slow_path, verifier};
 
 /// The program of a hook, with its own maps.
 pub(crate) struct Programs<A: Addr> {
@@ -55,7 +58,18 @@ pub(crate) struct Run<A: Addr> {
 
 impl<A: Family> Programs<A> {
     /// Loads the program of the input's hook, with space for `packets` flows, and fills its maps.
-    pub(crate) fn load(object: &[u8], input: &TraceInput<A>, packets: u32) -> Result<Self> {
+    /// The program calls its slow path (`calls_slow_path`) or contains it.
+    pub(crate) fn load(
+        object: &[u8],
+        input: &TraceInput<A>,
+        packets: u32,
+        calls_slow_path: bool,
+    ) -> Result<Self> {
+        let object = if calls_slow_path {
+            Cow::Borrowed(object)
+        } else {
+            with_contained_slow_path(object)?.into()
+        };
         let mut loader = verifier::loader();
         // Only these maps store state; the remaining maps cost nothing while they are empty. A flow
         // has up to four entries.
@@ -88,7 +102,7 @@ impl<A: Family> Programs<A> {
         let hands_over = u32::from(input.hands_over());
         loader.override_global(names::HANDS_OVER, &hands_over, true);
         let mut ebpf = loader
-            .load(object)
+            .load(&object)
             .context("load a copy of the kernel programs")?;
         let name = input.entry.program;
         let program: &mut SchedClassifier = ebpf
@@ -96,6 +110,14 @@ impl<A: Family> Programs<A> {
             .with_context(|| format!("no program {name} in the BPF object"))?
             .try_into()?;
         verifier::load(|| program.load()).with_context(|| format!("load a copy of {name}"))?;
+        if calls_slow_path {
+            let hook = PacketHook::ALL
+                .into_iter()
+                .find(|hook| hook.program() == name)
+                .with_context(|| format!("{name} is at no hook"))?;
+            let [of_v4, of_v6] = hook.slow();
+            slow_path::load(&mut ebpf, [if A::IS_IPV4 { of_v4 } else { of_v6 }])?;
+        }
         let none = FrontendKey::address(A::UNSPECIFIED);
         let no_decision = Decision {
             frontend: none,

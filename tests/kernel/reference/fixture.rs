@@ -52,8 +52,8 @@ impl Fixture {
     /// Makes a node on a thread that stays in its namespace. `node` is the agent's node name.
     pub(crate) fn new(node: &str) -> Result<Self> {
         let node = Node::new(node, Options::default())?;
-        let flows4 = node.bench.map(INGRESS, IPV4.flows)?.try_into()?;
-        let flows6 = node.bench.map(INGRESS, IPV6.flows)?.try_into()?;
+        let flows4 = node.bench.map(IPV4.flows)?.try_into()?;
+        let flows6 = node.bench.map(IPV6.flows)?.try_into()?;
         let mut fixture = Self {
             node,
             flows4,
@@ -190,7 +190,7 @@ impl Fixture {
     {
         let tables = names.map(|name| {
             age::<A>(
-                self.node.bench.map(INGRESS, name)?.try_into()?,
+                self.node.bench.map(name)?.try_into()?,
                 packet,
                 service,
                 secs,

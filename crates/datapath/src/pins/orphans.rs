@@ -14,6 +14,7 @@ use nix::unistd::geteuid;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::device::Node;
 use proxy_common::frontend::{Frontend, FrontendKey};
+use proxy_common::hook::SlowProgram;
 use proxy_common::layout::LAYOUT;
 use proxy_common::names;
 use tracing::{info, warn};
@@ -55,6 +56,7 @@ pub fn serves(object: &[u8], filters: &[(String, Filter)]) -> Result<bool> {
         .collect();
     let mut programs = programs(&at_anchor)?;
     programs.extend(linked());
+    programs.extend(slow_path_of(&programs)?);
     let mut opens = false;
     let mut has_services = false;
     for Orphan { name, map, .. } in maps_of(object, &programs)? {
@@ -87,6 +89,29 @@ fn linked() -> Vec<ProgramInfo> {
         .collect()
 }
 
+/// Returns the programs of the slow path of the same load, which share maps with `programs`.
+fn slow_path_of(programs: &[ProgramInfo]) -> Result<Vec<ProgramInfo>> {
+    let mut maps = BTreeSet::new();
+    for program in programs {
+        maps.extend(map_ids(program)?);
+    }
+    let mut found = Vec::new();
+    for program in loaded_programs().flatten() {
+        let is_slow_path = SlowProgram::ALL
+            .into_iter()
+            .any(|slow| is_ours(&program, slow.program()));
+        if is_slow_path && map_ids(&program)?.iter().any(|id| maps.contains(id)) {
+            found.push(program);
+        }
+    }
+    Ok(found)
+}
+
+fn map_ids(program: &ProgramInfo) -> Result<Vec<u32>> {
+    let ids = program.map_ids().context("read a program's maps")?;
+    Ok(ids.unwrap_or_default())
+}
+
 fn is_empty<K: aya::Pod, V: aya::Pod>(map: Map) -> Result<bool> {
     let map: HashMap<_, K, V> = map.try_into()?;
     Ok(map
@@ -101,11 +126,7 @@ fn maps_of(object: &[u8], programs: &[ProgramInfo]) -> Result<Vec<Orphan>> {
     let wanted = definitions(object)?;
     let mut found = BTreeMap::new();
     for program in programs {
-        for id in program
-            .map_ids()
-            .context("read a program's maps")?
-            .unwrap_or_default()
-        {
+        for id in map_ids(program)? {
             let map = MapData::from_id(id).with_context(|| format!("open map {id}"))?;
             let info = map
                 .info()
