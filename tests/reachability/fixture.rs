@@ -21,6 +21,13 @@ const TRY: Duration = Duration::from_millis(250);
 /// The number of equal reads in a row after which the tables count as settled.
 const QUIET: u32 = 3;
 
+/// Tables with room for the cases. The tests read them often, and the kernel visits each free place.
+const TABLES: [&str; 3] = [
+    "--flow-table-size=32768",
+    "--service-table-size=8192",
+    "--endpoint-table-size=16384",
+];
+
 /// Parts of the names of the kernel's counters of losses.
 const LOSSES: [&str; 5] = ["Reasm", "Err", "Discard", "Drop", "Fail"];
 
@@ -120,7 +127,8 @@ impl<'a> Fixture<'a> {
         } else {
             "all,localhost"
         };
-        let args = [args, &[format!("--nodeport-addresses={named}")]].concat();
+        let tables = TABLES.map(str::to_owned);
+        let args = [&tables, args, &[format!("--nodeport-addresses={named}")]].concat();
         let start = |node| Agent::start_with(lab, node, cluster.source(), &args);
         let agents = lab.nodes().into_iter().map(start).collect::<Result<_>>()?;
         Ok(Self {

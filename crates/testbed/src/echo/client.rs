@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
@@ -51,10 +52,13 @@ impl fmt::Display for Protocol {
 
 /// Returns bytes that reveal shifted, swapped or repeated pieces.
 pub fn pattern(length: usize) -> Vec<u8> {
+    // Each pattern is the start of a longer one, and debug builds compute them slowly.
+    static LONGEST: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+    let mut longest = LONGEST.lock().unwrap_or_else(PoisonError::into_inner);
     // 251 is prime, so the segments of a burst start differently.
-    (0..length)
-        .map(|at| (at % 251) as u8 ^ (at / 251) as u8)
-        .collect()
+    let rest = (longest.len()..length).map(|at| (at % 251) as u8 ^ (at / 251) as u8);
+    longest.extend(rest);
+    longest[..length].to_vec()
 }
 
 /// A destination, and how to dial it.
@@ -347,7 +351,9 @@ fn exchange_stream(socket: &mut Socket, payload: &[u8], last: bool) -> Result<An
     socket
         .read_exact(&mut echo)
         .map_err(Fault::at("read echo"))?;
-    if let Some(at) = echo.iter().zip(payload).position(|(got, sent)| got != sent) {
+    if echo != payload {
+        let pairs = echo.iter().zip(payload);
+        let at = pairs.take_while(|(got, sent)| got == sent).count();
         return Err(Fault::Corrupt(format!(
             "byte {at} of {} differs",
             payload.len()
