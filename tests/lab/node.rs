@@ -22,172 +22,247 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use proxy_common::device::Node;
 use testbed::agent::{Agent, DEADLINE, wait_until};
+use testbed::cases::Running;
 use testbed::netns::NetNs;
 
 use maps::own_addresses;
 
-#[test]
-fn own_addresses_take_node_ports_where_the_operator_says_and_follow_the_devices() -> Result<()> {
-    let node = NetNs::machine("addrs")?;
-    node.ip("link add eth1 type veth peer name wire1
-         addr add 10.1.0.1/16 dev eth1
-         addr add 127.9.0.1/32 dev lo scope global")?;
-    for (arguments, want) in [
-        ("", "10.1.0.1* 127.0.0.1* 127.9.0.1 192.0.2.1* fd00::1*"),
-        (
-            "--iptables-localhost-nodeports=false",
-            "10.1.0.1* 127.9.0.1 192.0.2.1* fd00::1*",
-        ),
-        (
-            "--nodeport-addresses 192.0.2.0/24",
-            "10.1.0.1 127.9.0.1 192.0.2.1* fd00::1*",
-        ),
-        (
-            "--nodeport-addresses 10.0.0.0/8,2001:db8::/32",
-            "10.1.0.1* 127.9.0.1 192.0.2.1 fd00::1",
-        ),
-        (
-            "--nodeport-addresses 10.0.0.0/8,0.0.0.0/0,fd00::/64",
-            "10.1.0.1* 127.0.0.1* 127.9.0.1 192.0.2.1* fd00::1*",
-        ),
-        (
-            "--nodeport-addresses primary",
-            "10.1.0.1 127.9.0.1 192.0.2.1* fd00::1*",
-        ),
-        (
-            "--nodeport-addresses localhost,10.0.0.0/8",
-            "10.1.0.1* 127.0.0.1* 127.9.0.1 192.0.2.1 ::1* fd00::1",
-        ),
-        (
-            "--nodeport-addresses primary --node-ip 10.1.0.1",
-            "10.1.0.1* 127.9.0.1 192.0.2.1 fd00::1*",
-        ),
-    ] {
-        let kpx = Agent::start_alone(&node, &[], arguments)?.healthy()?;
-        let found = own_addresses(&kpx)?.join(" ");
-        ensure!(found == want, "{arguments}: {found}, not {want}");
-        kpx.stop()?;
-    }
+/// The operator's choices of addresses for node ports, and the node's own addresses with them.
+const OWN_ADDRESSES: [(&str, &str); 8] = [
+    ("", "10.1.0.1* 127.0.0.1* 127.9.0.1 192.0.2.1* fd00::1*"),
+    (
+        "--iptables-localhost-nodeports=false",
+        "10.1.0.1* 127.9.0.1 192.0.2.1* fd00::1*",
+    ),
+    (
+        "--nodeport-addresses 192.0.2.0/24",
+        "10.1.0.1 127.9.0.1 192.0.2.1* fd00::1*",
+    ),
+    (
+        "--nodeport-addresses 10.0.0.0/8,2001:db8::/32",
+        "10.1.0.1* 127.9.0.1 192.0.2.1 fd00::1",
+    ),
+    (
+        "--nodeport-addresses 10.0.0.0/8,0.0.0.0/0,fd00::/64",
+        "10.1.0.1* 127.0.0.1* 127.9.0.1 192.0.2.1* fd00::1*",
+    ),
+    (
+        "--nodeport-addresses primary",
+        "10.1.0.1 127.9.0.1 192.0.2.1* fd00::1*",
+    ),
+    (
+        "--nodeport-addresses localhost,10.0.0.0/8",
+        "10.1.0.1* 127.0.0.1* 127.9.0.1 192.0.2.1 ::1* fd00::1",
+    ),
+    (
+        "--nodeport-addresses primary --node-ip 10.1.0.1",
+        "10.1.0.1* 127.9.0.1 192.0.2.1 fd00::1*",
+    ),
+];
 
-    let kpx = Agent::start_alone(&node, &[], "--nodeport-addresses 192.0.2.0/24")?.healthy()?;
-    let mut delays = Vec::new();
-    for _ in 0..3 {
-        node.ip("addr add 192.0.2.2/24 dev eth0")?;
-        let since = Instant::now();
-        wait_until(DEADLINE, "the new address takes node ports", || {
-            Ok(own_addresses(&kpx)?.contains(&"192.0.2.2*".to_owned()))
-        })?;
-        delays.push(since.elapsed());
-        node.ip("addr del 192.0.2.2/24 dev eth0")?;
-        wait_until(DEADLINE, "the address is forgotten", || {
-            Ok(!own_addresses(&kpx)?.contains(&"192.0.2.2*".to_owned()))
-        })?;
-    }
-    delays.sort();
-    // The queries take most of this time.
-    ensure!(delays[1] < Duration::from_secs(2), "after {delays:?}");
-    kpx.stop()
+const FLAGS: [u32; 5] = [
+    Node::COMPAT,
+    Node::MASQUERADE_ALL,
+    Node::CLUSTER_IP_EXTERNAL,
+    Node::DETECTS4,
+    Node::DETECTS6,
+];
+
+/// The maps' view of pods and masquerading with some arguments.
+struct Flagged {
+    arguments: &'static str,
+    flags: [bool; 5],
+    pods: &'static [&'static str],
+    detected: &'static [&'static str],
 }
 
-#[test]
-fn the_primary_address_takes_its_node_ports_along() -> Result<()> {
-    let node = NetNs::machine("primary")?;
-    let kpx =
-        Agent::start_alone(&node, &[("n1", N1)], "--nodeport-addresses primary")?.healthy()?;
-    let are = |want: &str| {
-        wait_until(
-            DEADLINE,
-            want,
-            || Ok(own_addresses(&kpx)?.join(" ") == want),
-        )
-    };
-    are("192.0.2.1* fd00::1*")?;
-    node.ip("addr add 192.0.2.7/24 dev eth0")?;
-    are("192.0.2.1* 192.0.2.7 fd00::1*")?;
-    kpx.put("n1", &N1.replace("192.0.2.1", "192.0.2.7"))?;
-    are("192.0.2.1 192.0.2.7* fd00::1*")?;
-    kpx.stop()
-}
+const FLAGGED: [Flagged; 8] = [
+    Flagged {
+        arguments: "",
+        flags: [false, false, true, false, false],
+        pods: &[],
+        detected: &[],
+    },
+    Flagged {
+        arguments: "--masquerade compat",
+        flags: [true, false, true, false, false],
+        pods: &[],
+        detected: &[],
+    },
+    Flagged {
+        arguments: "--masquerade-all --cluster-ip-external=false",
+        flags: [false, true, false, false, false],
+        pods: &[],
+        detected: &[],
+    },
+    Flagged {
+        arguments: "--cluster-cidr 10.244.7.7/16",
+        flags: [false, false, true, true, false],
+        pods: &["10.244.0.0/16", "10.244.1.0/24"],
+        detected: &[],
+    },
+    Flagged {
+        arguments: "--cluster-cidr fd00:1::/64,10.244.0.0/16",
+        flags: [false, false, true, true, true],
+        pods: &["10.244.0.0/16", "10.244.1.0/24", "fd00:1::/64"],
+        detected: &[],
+    },
+    Flagged {
+        arguments: "--detect-local-mode NodeCIDR",
+        flags: [false, false, true, true, false],
+        pods: &["10.244.1.0/24"],
+        detected: &[],
+    },
+    Flagged {
+        arguments: "--detect-local-mode BridgeInterface --pod-bridge-interface cni0",
+        flags: [false, false, true, true, true],
+        pods: &[],
+        detected: &["cni0", "veth0"],
+    },
+    Flagged {
+        arguments: "--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix eth",
+        flags: [false, false, true, true, true],
+        pods: &[],
+        detected: &["eth0"],
+    },
+];
 
+/// Each start has a row of both tables, whose arguments have no effect on each other.
 #[test]
-fn flags_reach_the_programs() -> Result<()> {
+fn own_addresses_and_flags_are_those_of_the_arguments() -> Result<()> {
     let node = NetNs::machine("flags")?;
     let pod = NetNs::create(format!("kpx-{}-flags-pod", std::process::id()))?;
     node.ip(&format!(
-        "link add cni0 type bridge
-         addr add 10.244.1.1/24 dev cni0
+        "addr add 127.9.0.1/32 dev lo scope global
+         link add cni0 type bridge
+         addr add 10.1.0.1/16 dev cni0
          link add veth0 type veth peer name eth0 netns {}
          link set veth0 master cni0
          link set veth0 up
          link set cni0 up",
         pod.name()
     ))?;
-    const FLAGS: [u32; 5] = [
-        Node::COMPAT,
-        Node::MASQUERADE_ALL,
-        Node::CLUSTER_IP_EXTERNAL,
-        Node::DETECTS4,
-        Node::DETECTS6,
-    ];
-    let none: &[&str] = &[];
-    for (arguments, flags, pods, detected) in [
-        ("", [false, false, true, false, false], none, none),
-        (
-            "--masquerade compat",
-            [true, false, true, false, false],
-            none,
-            none,
-        ),
-        (
-            "--masquerade-all --cluster-ip-external=false",
-            [false, true, false, false, false],
-            none,
-            none,
-        ),
-        (
-            "--cluster-cidr 10.244.7.7/16",
-            [false, false, true, true, false],
-            &["10.244.0.0/16", "10.244.1.0/24"],
-            none,
-        ),
-        (
-            "--cluster-cidr fd00:1::/64,10.244.0.0/16",
-            [false, false, true, true, true],
-            &["10.244.0.0/16", "10.244.1.0/24", "fd00:1::/64"],
-            none,
-        ),
-        (
-            "--detect-local-mode NodeCIDR",
-            [false, false, true, true, false],
-            &["10.244.1.0/24"],
-            none,
-        ),
-        (
-            "--detect-local-mode BridgeInterface --pod-bridge-interface cni0",
-            [false, false, true, true, true],
-            none,
-            &["cni0", "veth0"],
-        ),
-        (
-            "--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix eth",
-            [false, false, true, true, true],
-            none,
-            &["eth0"],
-        ),
-    ] {
-        let kpx = Agent::start_alone(&node, &[("n1", N1)], arguments)?.healthy()?;
+    // kpx finds the node's primary addresses itself.
+    let n1 = N1.replace("{ type: InternalIP, address: 192.0.2.1 }", "");
+    for ((of_addresses, own), flagged) in OWN_ADDRESSES.into_iter().zip(FLAGGED) {
+        let arguments = format!("{of_addresses} {}", flagged.arguments);
+        let kpx = Agent::start_alone(&node, &[("n1", &n1)], &arguments)?.healthy()?;
+        let found = own_addresses(&kpx)?.join(" ");
+        ensure!(found == own, "{arguments}: {found}, not {own}");
         let found = (
             maps::flags(&kpx, FLAGS)?,
             maps::nets(&kpx, "PODS")?,
             maps::detected(&kpx)?,
         );
         ensure!(
-            found.0 == flags && found.1 == pods && found.2 == detected,
+            found.0 == flagged.flags && found.1 == flagged.pods && found.2 == flagged.detected,
             "{arguments}: {found:?}"
         );
         kpx.stop()?;
     }
     Ok(())
+}
+
+#[test]
+fn maps_follow_devices_and_objects() -> Result<()> {
+    let node = &NetNs::machine("follow")?;
+    let arguments = "--nodeport-addresses 192.0.2.0/24";
+    let agent = Agent::start_alone(node, &[("web", WEB)], arguments)?.healthy()?;
+    let running = Running {
+        fixture: node,
+        agent,
+    };
+    testbed::cases!(
+        &running;
+        own_addresses_follow_the_devices,
+        ranges_of_cluster_ips_are_those_of_the_objects,
+    )?;
+    running.agent.stop()
+}
+
+fn own_addresses_follow_the_devices(running: &Running<NetNs>) -> Result<()> {
+    let Running {
+        fixture: node,
+        agent: kpx,
+    } = running;
+    let mut delays = Vec::new();
+    for _ in 0..3 {
+        node.ip("addr add 192.0.2.2/24 dev eth0")?;
+        let since = Instant::now();
+        wait_until(DEADLINE, "the new address takes node ports", || {
+            Ok(own_addresses(kpx)?.contains(&"192.0.2.2*".to_owned()))
+        })?;
+        delays.push(since.elapsed());
+        node.ip("addr del 192.0.2.2/24 dev eth0")?;
+        wait_until(DEADLINE, "the address is forgotten", || {
+            Ok(!own_addresses(kpx)?.contains(&"192.0.2.2*".to_owned()))
+        })?;
+    }
+    delays.sort();
+    // The queries take most of this time.
+    ensure!(delays[1] < Duration::from_secs(2), "after {delays:?}");
+    Ok(())
+}
+
+fn ranges_of_cluster_ips_are_those_of_the_objects(running: &Running<NetNs>) -> Result<()> {
+    let kpx = &running.agent;
+    ensure!(
+        maps::nets(kpx, "SERVICE_CIDRS")?.is_empty(),
+        "no object or flag names one"
+    );
+    let are = |want: &[&str]| {
+        wait_until(DEADLINE, &format!("{want:?}"), || {
+            Ok(maps::nets(kpx, "SERVICE_CIDRS")? == want)
+        })
+    };
+    kpx.put("cidr", SERVICE_CIDR)?;
+    are(&["10.96.0.0/16", "fd00:10::/108"])?;
+    kpx.put("cidr", &SERVICE_CIDR.replace(", fd00:10::/108", ""))?;
+    are(&["10.96.0.0/16"])?;
+    kpx.delete("cidr")?;
+    are(&[])
+}
+
+#[test]
+fn operator_names_the_primary_address_and_the_range_of_cluster_ips() -> Result<()> {
+    let node = &NetNs::machine("primary")?;
+    let agent = Agent::start_alone(
+        node,
+        &[("n1", N1), ("web", WEB), ("cidr", SERVICE_CIDR)],
+        "--nodeport-addresses primary --service-cidr 10.96.0.0/12",
+    )?
+    .healthy()?;
+    let running = Running {
+        fixture: node,
+        agent,
+    };
+    testbed::cases!(
+        &running;
+        ranges_of_cluster_ips_are_those_of_the_operator,
+        the_primary_address_takes_its_node_ports_along,
+    )?;
+    running.agent.stop()
+}
+
+fn ranges_of_cluster_ips_are_those_of_the_operator(running: &Running<NetNs>) -> Result<()> {
+    ensure!(maps::nets(&running.agent, "SERVICE_CIDRS")? == ["10.96.0.0/12"]);
+    Ok(())
+}
+
+fn the_primary_address_takes_its_node_ports_along(running: &Running<NetNs>) -> Result<()> {
+    let Running {
+        fixture: node,
+        agent: kpx,
+    } = running;
+    let are = |want: &str| wait_until(DEADLINE, want, || Ok(own_addresses(kpx)?.join(" ") == want));
+    are("192.0.2.1* fd00::1*")?;
+    node.ip("addr add 192.0.2.7/24 dev eth0")?;
+    are("192.0.2.1* 192.0.2.7 fd00::1*")?;
+    kpx.put("n1", &N1.replace("192.0.2.1", "192.0.2.7"))?;
+    are("192.0.2.1 192.0.2.7* fd00::1*")?;
+    kpx.put("n1", N1)?;
+    node.ip("addr del 192.0.2.7/24 dev eth0")?;
+    are("192.0.2.1* fd00::1*")
 }
 
 #[test]
@@ -229,37 +304,6 @@ fn pod_cidrs_are_waited_for_and_their_change_ends_kpx() -> Result<()> {
         kpx.log()
     );
     Ok(())
-}
-
-#[test]
-fn ranges_of_cluster_ips_are_those_of_the_objects_or_of_the_operator() -> Result<()> {
-    let node = NetNs::machine("cidrs")?;
-    let kpx = Agent::start_alone(&node, &[("web", WEB)], "")?.healthy()?;
-    ensure!(
-        maps::nets(&kpx, "SERVICE_CIDRS")?.is_empty(),
-        "no object or flag names one"
-    );
-    let are = |want: &[&str]| {
-        wait_until(DEADLINE, &format!("{want:?}"), || {
-            Ok(maps::nets(&kpx, "SERVICE_CIDRS")? == want)
-        })
-    };
-    kpx.put("cidr", SERVICE_CIDR)?;
-    are(&["10.96.0.0/16", "fd00:10::/108"])?;
-    kpx.put("cidr", &SERVICE_CIDR.replace(", fd00:10::/108", ""))?;
-    are(&["10.96.0.0/16"])?;
-    kpx.delete("cidr")?;
-    are(&[])?;
-    kpx.stop()?;
-
-    let kpx = Agent::start_alone(
-        &node,
-        &[("web", WEB), ("cidr", SERVICE_CIDR)],
-        "--service-cidr 10.96.0.0/12",
-    )?
-    .healthy()?;
-    ensure!(maps::nets(&kpx, "SERVICE_CIDRS")? == ["10.96.0.0/12"]);
-    kpx.stop()
 }
 
 const N1: &str = "
