@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{Agent, DEADLINE, Service, kpx, wait_until};
+use testbed::cases::Running;
 use testbed::echo::{Dial, Protocol};
 use testbed::lab::{EXTERNAL, Family, Host, Layout};
 use testbed::netns::NetNs;
@@ -14,6 +15,8 @@ use testbed::served_lab::ServedLab;
 const PORT: u16 = 8_080;
 /// Flags by which packets, not socket programs, serve sockets.
 const PACKETS: [&str; 2] = ["--socket-lb", "off"];
+/// The same, and the removal of all rules and routes at the end.
+const WITHOUT_TRACE: [&str; 3] = ["--socket-lb", "off", "--cleanup-on-exit"];
 /// The default sync period, which is longer than any wait of these tests.
 const PERIOD: Duration = Duration::from_secs(30);
 
@@ -51,66 +54,95 @@ fn multi_homed() -> Result<ServedLab> {
     Ok(base)
 }
 
+/// The rules that other programs add: for IPv4, then for IPv6.
+fn rules_of_others(n1: &Host) -> [String; 5] {
+    let v4 = n1.addrs.v4;
+    let v6 = n1.addrs.v6;
+    [
+        // Rules of hosts with several networks.
+        format!("rule add from {v4} lookup 77 pref 100\n-6 rule add from {v6} lookup 77 pref 100"),
+        "rule add iif lo lookup 77 pref 100\n-6 rule add iif lo lookup 77 pref 100".to_owned(),
+        "rule add lookup 77 pref 76\n-6 rule add lookup 77 pref 76".to_owned(),
+        // Without a preference the kernel puts a rule before all rules but the local table's.
+        format!("rule add from {v4} lookup 77\n-6 rule add from {v6} lookup 77"),
+        // The rules of wg-quick, in its order.
+        "rule add not fwmark 51820 lookup 77
+         rule add lookup main suppress_prefixlength 0
+         -6 rule add not fwmark 51820 lookup 77
+         -6 rule add lookup main suppress_prefixlength 0"
+            .to_owned(),
+    ]
+}
+
 #[test]
 fn rules_of_others_take_no_packet_of_the_host_from_cluster_ips() -> Result<()> {
     let base = multi_homed()?;
     let n1 = &base.lab.n1.host;
-    let v4 = n1.addrs.v4;
-    let v6 = n1.addrs.v6;
-    let rules = [
-        // Rules of hosts with several networks.
-        (format!("rule add from {v4} lookup 77 pref 100"), format!("-6 rule add from {v6} lookup 77 pref 100")),
-        ("rule add iif lo lookup 77 pref 100".to_owned(), "-6 rule add iif lo lookup 77 pref 100".to_owned()),
-        ("rule add lookup 77 pref 76".to_owned(), "-6 rule add lookup 77 pref 76".to_owned()),
-        // Without a preference the kernel puts a rule before all rules but the local table's.
-        (format!("rule add from {v4} lookup 77"), format!("-6 rule add from {v6} lookup 77")),
-        // The rules of wg-quick, in its order.
-        (
-            "rule add not fwmark 51820 lookup 77\nrule add lookup main suppress_prefixlength 0".to_owned(),
-            "-6 rule add not fwmark 51820 lookup 77\n-6 rule add lookup main suppress_prefixlength 0".to_owned(),
-        ),
-    ];
-    for (of_v4, of_v6) in rules {
+    for all in rules_of_others(n1) {
+        let reported = || format!("{all}, before kpx");
         let before = rules_of(&n1.ns)?;
-        let all = format!("{of_v4}\n{of_v6}");
-        for comes_first in [true, false] {
-            let reported = || {
-                format!(
-                    "{all}, {}",
-                    if comes_first {
-                        "before kpx"
-                    } else {
-                        "after kpx"
-                    }
-                )
-            };
-            if comes_first {
-                ip(&n1.ns, &all)?;
-            }
-            let before_kpx = way_elsewhere(n1)?;
-            let agent = base.kpx(&[&PACKETS[..], &["--cleanup-on-exit"]].concat())?;
-            if comes_first {
-                ensure!(
-                    way_elsewhere(n1)? == before_kpx,
-                    "{}: {}",
-                    reported(),
-                    way_elsewhere(n1)?
-                );
-            } else {
-                ip(&n1.ns, &all)?;
-                wait_until(DEADLINE, "kpx's rules come first", || is_first(&n1.ns))
-                    .with_context(reported)?;
-            }
-            serves(n1, &web(), "").with_context(reported)?;
-            ensure!(
-                agent.typed_status()?.healthy,
-                "{:?}",
-                agent.typed_status()?.problems
-            );
-            agent.stop()?;
-            ip(&n1.ns, &all.replace(" add ", " del "))?;
-            ensure!(rules_of(&n1.ns)? == before, "{}", rules_of(&n1.ns)?);
-        }
+        ip(&n1.ns, &all)?;
+        let before_kpx = way_elsewhere(n1)?;
+        let agent = base.kpx(&WITHOUT_TRACE)?;
+        ensure!(
+            way_elsewhere(n1)? == before_kpx,
+            "{}: {}",
+            reported(),
+            way_elsewhere(n1)?
+        );
+        serves(n1, &web(), "").with_context(reported)?;
+        ensure!(
+            agent.typed_status()?.healthy,
+            "{:?}",
+            agent.typed_status()?.problems
+        );
+        agent.stop()?;
+        ip(&n1.ns, &all.replace(" add ", " del "))?;
+        ensure!(rules_of(&n1.ns)? == before, "{}", rules_of(&n1.ns)?);
+    }
+    Ok(())
+}
+
+#[test]
+fn rules_and_routes_of_kpx_hold_among_those_of_others() -> Result<()> {
+    let fixture = &multi_homed()?;
+    let n1 = &fixture.lab.n1.host;
+    let before = rules_of(&n1.ns)?;
+    let agent = fixture.kpx(&WITHOUT_TRACE)?;
+    let running = Running { fixture, agent };
+    testbed::cases!(
+        &running;
+        later_rules_of_others_take_no_packet_of_the_host_from_cluster_ips,
+        rule_that_stays_before_those_of_kpx_is_a_problem,
+        rules_and_routes_that_are_removed_come_back_at_once,
+    )?;
+    running.agent.stop()?;
+    ensure!(rules_of(&n1.ns)? == before, "{}", rules_of(&n1.ns)?);
+    Ok(())
+}
+
+fn later_rules_of_others_take_no_packet_of_the_host_from_cluster_ips(
+    running: &Running<ServedLab>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
+    let n1 = &fixture.lab.n1.host;
+    let before = rules_of(&n1.ns)?;
+    for all in rules_of_others(n1) {
+        let reported = || format!("{all}, after kpx");
+        ip(&n1.ns, &all)?;
+        wait_until(DEADLINE, "kpx's rules come first", || is_first(&n1.ns))
+            .with_context(reported)?;
+        serves(n1, &web(), "").with_context(reported)?;
+        ensure!(
+            agent.typed_status()?.healthy,
+            "{:?}",
+            agent.typed_status()?.problems
+        );
+        ip(&n1.ns, &all.replace(" add ", " del "))?;
+        wait_until(DEADLINE, "kpx's rules are where they were", || {
+            Ok(rules_of(&n1.ns)? == before)
+        })
+        .with_context(reported)?;
     }
     Ok(())
 }
@@ -130,11 +162,9 @@ fn way_elsewhere(n1: &Host) -> Result<String> {
     .concat())
 }
 
-#[test]
-fn rule_that_stays_before_those_of_kpx_is_a_problem() -> Result<()> {
-    let base = multi_homed()?;
-    let n1 = &base.lab.n1.host;
-    let agent = base.kpx(&PACKETS)?;
+fn rule_that_stays_before_those_of_kpx_is_a_problem(running: &Running<ServedLab>) -> Result<()> {
+    let Running { fixture, agent } = running;
+    let n1 = &fixture.lab.n1.host;
     ip(&n1.ns, "rule add to 10.96.0.0/24 lookup 77 pref 20")?;
     let reported = "ip -4 rule 20 to 10.96.0.0/24 precede";
     wait_until(DEADLINE, "it is reported", || {
@@ -156,19 +186,17 @@ fn rule_that_stays_before_those_of_kpx_is_a_problem() -> Result<()> {
         Ok(agent.problem("rules")?.is_none())
     })?;
     // These rules apply to foreign packets and to other addresses.
-    ip(
-        &n1.ns,
-        "rule add to 10.97.0.0/24 lookup 77 pref 20
+    let of_others = "rule add to 10.97.0.0/24 lookup 77 pref 20
          rule add fwmark 0x200/0xf00 lookup 77 pref 9
-         rule add iif eth1 lookup 77 pref 21",
-    )?;
+         rule add iif eth1 lookup 77 pref 21";
+    ip(&n1.ns, of_others)?;
     serves(n1, &web(), "with rules for other packets")?;
     ensure!(
         agent.problem("rules")?.is_none() && is_at(&n1.ns, 75)?,
         "{}",
         rules_of(&n1.ns)?
     );
-    agent.stop()
+    ip(&n1.ns, &of_others.replace(" add ", " del "))
 }
 
 /// Some VRF set-ups put the local table behind the VRFs' rules.
@@ -197,18 +225,10 @@ fn services_are_reached_where_the_local_table_comes_last() -> Result<()> {
     agent.stop()
 }
 
-#[test]
-fn rules_and_routes_that_are_removed_come_back_at_once() -> Result<()> {
-    let base = multi_homed()?;
-    let n1 = &base.lab.n1.host;
-    ip(
-        &n1.ns,
-        &format!(
-            "rule add from {} lookup 77 pref 100\n-6 rule add from {} lookup 77 pref 100",
-            n1.addrs.v4, n1.addrs.v6
-        ),
-    )?;
-    let agent = base.kpx(&PACKETS)?;
+fn rules_and_routes_that_are_removed_come_back_at_once(running: &Running<ServedLab>) -> Result<()> {
+    let n1 = &running.fixture.lab.n1.host;
+    let [of_others, ..] = rules_of_others(n1);
+    ip(&n1.ns, &of_others)?;
     let whole = || state(&n1.ns);
     let before = whole()?;
     for removal in [
@@ -222,7 +242,7 @@ fn rules_and_routes_that_are_removed_come_back_at_once() -> Result<()> {
         ensure!(since.elapsed() < PERIOD / 3, "after {:?}", since.elapsed());
         serves(n1, &web(), removal)?;
     }
-    agent.stop()
+    ip(&n1.ns, &of_others.replace(" add ", " del "))
 }
 
 #[test]
@@ -285,11 +305,9 @@ fn network_within_the_range_and_cluster_ips_in_it_are_reached() -> Result<()> {
         }
         Ok(())
     };
-    let args = [&PACKETS[..], &["--cleanup-on-exit"]].concat();
-    let start = || -> Result<Agent<'_>> {
-        Agent::launch_by(None, &base.lab, n1, base.cluster.source(), &args)?.having("complete")
-    };
-    let agent = start()?;
+    let source = base.cluster.source();
+    let agent = Agent::launch_by(None, &base.lab, n1, source, &WITHOUT_TRACE)?;
+    let agent = agent.having("complete")?;
     let is_named = || Ok(agent.problem("ranges of ClusterIPs")?.is_some());
     wait_until(DEADLINE, "the overlap is a problem", is_named)?;
     let within = || -> Result<bool> { Ok(state(&n1.ns)?.contains("10.96.0.10 dev kpx0")) };
