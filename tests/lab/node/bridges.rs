@@ -6,19 +6,39 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{Agent, DEADLINE, wait_until};
+use testbed::cases::Running;
 use testbed::netns::NetNs;
 
 const CIDRS: &str = "--service-cidr 10.96.0.0/16,fd00:96::/112";
 
+/// A node with a bridge that it has no address on, and two namespaces on that bridge.
+struct Fixture {
+    node: NetNs,
+    apart: [NetNs; 2],
+}
+
 #[test]
-fn bridge_that_the_node_is_not_on_is_left_alone() -> Result<()> {
-    let node = NetNs::machine("apart")?;
-    let [one, other] = neighbours(
+fn neighbours_on_a_bridge_reach_each_other_beside_kpx() -> Result<()> {
+    let node = NetNs::machine("bridges")?;
+    let apart = neighbours(
         &node,
+        "apart",
         ["10.96.200.1/24", "10.96.200.2/24"],
         ["fd00:96::a1/112", "fd00:96::a2/112"],
     )?;
-    let kpx = Agent::start_alone(&node, &[("shop", SHOP)], CIDRS)?.healthy()?;
+    let fixture = &Fixture { node, apart };
+    let agent = Agent::start_alone(&fixture.node, &[("shop", SHOP)], CIDRS)?.healthy()?;
+    let running = Running { fixture, agent };
+    testbed::cases!(
+        &running;
+        bridge_that_the_node_is_not_on_is_left_alone,
+        neighbours_on_a_bridge_within_the_service_cidr_reach_each_other,
+    )?;
+    running.agent.stop()
+}
+
+fn bridge_that_the_node_is_not_on_is_left_alone(running: &Running<Fixture>) -> Result<()> {
+    let [one, other] = &running.fixture.apart;
     // The first two addresses are frontends; the other addresses have no Service.
     for to in [
         "10.96.200.2:80",
@@ -26,41 +46,51 @@ fn bridge_that_the_node_is_not_on_is_left_alone() -> Result<()> {
         "10.96.200.2:81",
         "[fd00:96::a2]:81",
     ] {
-        talks(&one, &other, to)?;
+        talks(one, other, to)?;
     }
-    kpx.stop()
+    Ok(())
 }
 
 /// A Docker network may lie within the ServiceCIDR (172.20.0.0/16 in EKS).
-#[test]
-fn neighbours_on_a_bridge_within_the_service_cidr_reach_each_other() -> Result<()> {
-    let node = NetNs::machine("docker")?;
+fn neighbours_on_a_bridge_within_the_service_cidr_reach_each_other(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let node = &running.fixture.node;
+    let kpx = &running.agent;
     let [one, other] = neighbours(
-        &node,
+        node,
+        "docker",
         ["10.96.201.2/24", "10.96.201.3/24"],
         ["fd00:96::b2/112", "fd00:96::b3/112"],
     )?;
-    node.ip("addr add 10.96.201.1/24 dev br0\naddr add fd00:96::b1/112 dev br0 nodad")?;
-    let kpx = Agent::start_alone(&node, &[("shop", SHOP)], CIDRS)?;
+    node.ip("addr add 10.96.201.1/24 dev docker\naddr add fd00:96::b1/112 dev docker nodad")?;
     kpx.wait(DEADLINE, "the overlap is a problem", |status| {
         status
             .problems
             .iter()
             .any(|problem| problem.what == "ranges of ClusterIPs")
     })?;
+    kpx.wait(DEADLINE, "the bridge has its programs", |status| {
+        let has = |name: &str| status.devices.iter().any(|device| device.name == name);
+        has("docker") && has("docker0") && has("docker1")
+    })?;
     for to in ["10.96.201.3:80", "[fd00:96::b3]:80"] {
         talks(&one, &other, to)?;
     }
-    kpx.stop()
+    node.ip("link del docker0\nlink del docker1\nlink del docker")?;
+    kpx.wait(DEADLINE, "all is well again", |status| status.healthy)
 }
 
 /// Makes two namespaces on a bridge of the node.
-fn neighbours(node: &NetNs, v4: [&str; 2], v6: [&str; 2]) -> Result<[NetNs; 2]> {
-    node.ip("link add br0 type bridge\nlink set br0 up")?;
+fn neighbours(node: &NetNs, bridge: &str, v4: [&str; 2], v6: [&str; 2]) -> Result<[NetNs; 2]> {
+    node.ip(&format!(
+        "link add {bridge} type bridge\nlink set {bridge} up"
+    ))?;
     let make = |n: usize| {
-        let ns = NetNs::create(format!("{}-{n}", node.name()))?;
+        let ns = NetNs::create(format!("{}-{bridge}{n}", node.name()))?;
         node.ip(&format!(
-            "link add port{n} type veth peer name eth0 netns {}\nlink set port{n} master br0 up",
+            "link add {bridge}{n} type veth peer name eth0 netns {}
+             link set {bridge}{n} master {bridge} up",
             ns.name()
         ))?;
         ns.ip(&format!(

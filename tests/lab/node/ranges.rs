@@ -5,19 +5,33 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{Agent, DEADLINE, kpx, wait_until};
-use testbed::echo::{Dial, Protocol, Servers};
-use testbed::lab::{Family, Lab, Layout};
+use testbed::cases::Running;
+use testbed::echo::{Dial, Protocol};
+use testbed::lab::{Family, Layout};
+use testbed::served_lab::ServedLab;
 
 const PORT: u16 = 8_080;
 const PROBLEM: &str = "ranges of ClusterIPs";
 
 #[test]
-fn a_range_over_pods_and_routes_drops_none_of_their_packets() -> Result<()> {
-    let lab = Lab::start(Layout::Routed)?;
-    let servers = Servers::start()?;
-    for name in ["p1b", "p2a", "x"] {
-        servers.serve(lab.host(name), PORT)?;
-    }
+fn ranges_of_cluster_ips_contain_other_addresses() -> Result<()> {
+    let fixture = &ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p2a", "x"], PORT)?;
+    let node = &fixture.lab.n1.host.ns;
+    let agent = Agent::start_alone(node, &[], "--socket-lb off")?.healthy()?;
+    let running = Running { fixture, agent };
+    testbed::cases!(
+        &running;
+        a_range_over_pods_and_routes_drops_none_of_their_packets,
+        route_into_range_is_reported_and_rest_serves,
+    )?;
+    running.agent.stop()
+}
+
+fn a_range_over_pods_and_routes_drops_none_of_their_packets(
+    running: &Running<ServedLab>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
+    let lab = &fixture.lab;
     let [own, far] = ["p1b", "p2a"].map(|name| lab.host(name).addrs);
     for (ranges, services) in [
         // The range holds the pods of both nodes, and ClusterIPs.
@@ -39,14 +53,16 @@ fn a_range_over_pods_and_routes_drops_none_of_their_packets() -> Result<()> {
             .replace("SERVICE6", v6)
             .replace("ENDPOINTS4", &endpoints(own.v4.into(), far.v4.into()))
             .replace("ENDPOINTS6", &endpoints(own.v6.into(), far.v6.into()));
-        let agent =
-            Agent::start_alone(&lab.n1.host.ns, &[("objects", &objects)], "--socket-lb off")?;
+        agent.put("objects", &objects)?;
         wait_until(DEADLINE, "the overlap is a problem", || {
             Ok(agent
                 .problem(PROBLEM)?
                 .is_some_and(|why| why.contains("10.244.") || why.contains("0.0.0.0/0")))
         })
         .with_context(|| agent.log())?;
+        agent.wait(DEADLINE, "both families serve the Service", |status| {
+            status.tables.len() == 2 && status.tables.values().all(|table| table.services == 1)
+        })?;
         ensure!(
             agent.typed_status()?.skipped.is_empty(),
             "{:?}",
@@ -64,31 +80,29 @@ fn a_range_over_pods_and_routes_drops_none_of_their_packets() -> Result<()> {
                 }
             }
         }
-        agent.stop()?;
+        forget_objects(agent)?;
     }
     Ok(())
 }
 
-#[test]
-fn route_into_range_is_reported_and_rest_serves() -> Result<()> {
-    let lab = Lab::start(Layout::Routed)?;
-    let servers = Servers::start()?;
+fn route_into_range_is_reported_and_rest_serves(running: &Running<ServedLab>) -> Result<()> {
+    let Running { fixture, agent } = running;
+    let lab = &fixture.lab;
     // A foreign network within the range, like Docker's default network in some clusters.
     let n1 = &lab.n1.host;
+    let n2 = &lab.n2.host;
     let beyond: SocketAddr = "10.96.7.2:8080".parse()?;
-    lab.n2.host.ns.ip("addr add 10.96.7.2/32 dev lo")?;
-    servers.serve_at(&lab.n2.host, "beyond", beyond)?;
-    n1.ns.ip(&format!(
-        "route add 10.96.7.0/24 via {}",
-        lab.n2.host.addrs.v4
-    ))?;
+    n2.ns.ip("addr add 10.96.7.2/32 dev lo")?;
+    fixture.servers.serve_at(n2, "beyond", beyond)?;
+    n1.ns
+        .ip(&format!("route add 10.96.7.0/24 via {}", n2.addrs.v4))?;
     let objects = OBJECTS
         .replace("RANGES", "10.96.0.0/16")
         .replace("SERVICE4", "10.96.0.20")
         .replace("SERVICE6", "fd00:10:96::20")
         .replace("ENDPOINTS4", "endpoints: []")
         .replace("ENDPOINTS6", "endpoints: []");
-    let agent = Agent::start_alone(&n1.ns, &[("objects", &objects)], "--socket-lb off")?;
+    agent.put("objects", &objects)?;
     wait_until(DEADLINE, "the overlap is a problem", || {
         let why = agent.problem(PROBLEM)?;
         Ok(why.is_some_and(|why| {
@@ -131,7 +145,17 @@ fn route_into_range_is_reported_and_rest_serves() -> Result<()> {
         reported.contains("10.96.0.0/16 have in them routes of this node's to 10.96.7.0/24"),
         "{reported}"
     );
-    agent.stop()
+    n1.ns.ip("route del 10.96.7.0/24")?;
+    n2.ns.ip("addr del 10.96.7.2/32 dev lo")?;
+    forget_objects(agent)
+}
+
+/// Deletes the objects, and waits until their ranges are no problem.
+fn forget_objects(agent: &Agent) -> Result<()> {
+    agent.delete("objects")?;
+    agent.wait(DEADLINE, "the ranges are forgotten", |status| {
+        status.healthy && status.tables.values().all(|table| table.services == 0)
+    })
 }
 
 const OBJECTS: &str = "
