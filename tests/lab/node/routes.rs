@@ -240,14 +240,17 @@ fn wire(node: &NetNs, far: &NetNs) -> Result<()> {
     ] {
         node.sysctl(key, value)?;
     }
-    for link in LINKS {
-        node.ip(&format!(
-            "link add eth{link} type veth peer name eth{link} netns {}",
-            far.name()
-        ))?;
-        far.ip(&format!("link set eth{link} up"))?;
-        node.ip(&format!("link set eth{link} up"))?;
-    }
+    let links = LINKS.map(|link| {
+        let far = far.name();
+        format!(
+            "link add eth{link} type veth peer name eth{link} netns {far}\nlink set eth{link} up"
+        )
+    });
+    node.ip(&links.join("\n"))?;
+    far.ip(&LINKS
+        .map(|link| format!("link set eth{link} up"))
+        .join("\n"))?;
+    let mut lines = String::new();
     let on = [(0, "lo"), (1, "eth1"), (2, "eth2"), (3, "eth1")];
     for is_v4 in IS_V4 {
         for (nth, device) in on {
@@ -258,10 +261,12 @@ fn wire(node: &NetNs, far: &NetNs) -> Result<()> {
                 (false, 0) => (128, " nodad"),
                 (false, _) => (64, " nodad"),
             };
-            node.ip(&format!("addr add {addr}/{bits} dev {device}{nodad}"))?;
+            lines += &format!("addr add {addr}/{bits} dev {device}{nodad}\n");
         }
     }
+    node.ip(&lines)?;
     node.settle()?;
+    lines.clear();
     for gateway in LINKS
         .into_iter()
         .flat_map(|link| GATEWAYS.map(|host| Gateway { link, host }))
@@ -270,14 +275,14 @@ fn wire(node: &NetNs, far: &NetNs) -> Result<()> {
             .into_iter()
             .flat_map(|is_v4| [false, true].map(|is_onlink| gateway.addr(is_v4, is_onlink)))
         {
-            node.ip(&format!(
-                "neigh add {addr} dev eth{} lladdr {} nud permanent",
+            lines += &format!(
+                "neigh add {addr} dev eth{} lladdr {} nud permanent\n",
                 gateway.link,
                 gateway.mac()
-            ))?;
+            );
         }
     }
-    Ok(())
+    node.ip(&lines)
 }
 
 /// Sends a datagram from its own port, because a flow keeps the source of its first route.

@@ -28,31 +28,33 @@ struct Machines {
 
 #[test]
 fn host_reaches_services_by_several_next_hops() -> Result<()> {
+    const ROUTES: [&str; 2] = [
+        "route replace 10.244.2.0/24 nexthop via 10.1.0.2 dev eth1 nexthop via 10.2.0.2 dev eth2
+         route replace fd00:244:2::/64 nexthop via fd00:c1::2 dev eth1 nexthop via fd00:c2::2 dev eth2",
+        "nexthop replace id 1 via fd00:c1::2 dev eth1
+         nexthop replace id 2 via fd00:c2::2 dev eth2
+         nexthop replace id 3 group 1/2
+         nexthop replace id 4 via 10.1.0.2 dev eth1
+         nexthop replace id 5 via 10.2.0.2 dev eth2
+         nexthop replace id 6 group 4/5
+         route replace 10.244.2.0/24 nhid 6
+         route replace fd00:244:2::/64 nhid 3",
+    ];
     let servers = Servers::start()?;
     let machines = Machines::make("hops", ["10.1.0.1", "fd00:c1::1"], &servers)?;
-    for routes in [
-        "route add 10.244.2.0/24 nexthop via 10.1.0.2 dev eth1 nexthop via 10.2.0.2 dev eth2
-         route add fd00:244:2::/64 nexthop via fd00:c1::2 dev eth1 nexthop via fd00:c2::2 dev eth2",
-        "route del 10.244.2.0/24
-         route del fd00:244:2::/64
-         nexthop add id 1 via fd00:c1::2 dev eth1
-         nexthop add id 2 via fd00:c2::2 dev eth2
-         nexthop add id 3 group 1/2
-         nexthop add id 4 via 10.1.0.2 dev eth1
-         nexthop add id 5 via 10.2.0.2 dev eth2
-         nexthop add id 6 group 4/5
-         route add 10.244.2.0/24 nhid 6
-         route add fd00:244:2::/64 nhid 3",
-    ] {
-        machines.node.ip(routes)?;
-        machines.serves("--socket-lb off", true)?;
-        machines.serves("--mode host", false)?;
-    }
-    machines.serves("", true)
+    machines.serves_with("--socket-lb off", true, &ROUTES)?;
+    machines.serves_with("--mode host", false, &ROUTES)?;
+    machines.serves_with("", true, &ROUTES[1..])
 }
 
 #[test]
 fn host_speaks_with_the_source_that_the_route_names() -> Result<()> {
+    const ROUTES: [&str; 2] = [
+        "route replace 10.244.2.0/24 via 10.1.0.2 src 192.0.2.1
+         route replace fd00:244:2::/64 via fd00:c1::2 src fd00::1",
+        "route replace 10.244.2.0/24 src 192.0.2.1 nexthop via 10.1.0.2 dev eth1 nexthop via 10.2.0.2 dev eth2
+         route replace fd00:244:2::/64 src fd00::1 nexthop via fd00:c1::2 dev eth1 nexthop via fd00:c2::2 dev eth2",
+    ];
     let servers = Servers::start()?;
     let machines = Machines::make("source", ["192.0.2.1", "fd00::1"], &servers)?;
     machines
@@ -69,16 +71,8 @@ fn host_speaks_with_the_source_that_the_route_names() -> Result<()> {
             ip6 saddr { fd00:c1::1, fd00:c2::1 } meta l4proto { tcp, udp } drop
         }; }",
     )?;
-    for routes in [
-        "route add 10.244.2.0/24 via 10.1.0.2 src 192.0.2.1
-         route add fd00:244:2::/64 via fd00:c1::2 src fd00::1",
-        "route replace 10.244.2.0/24 src 192.0.2.1 nexthop via 10.1.0.2 dev eth1 nexthop via 10.2.0.2 dev eth2
-         route replace fd00:244:2::/64 src fd00::1 nexthop via fd00:c1::2 dev eth1 nexthop via fd00:c2::2 dev eth2",
-    ] {
-        machines.node.ip(routes)?;
-        machines.serves("--socket-lb off", true)?;
-    }
-    machines.serves("", true)
+    machines.serves_with("--socket-lb off", true, &ROUTES)?;
+    machines.serves_with("", true, &ROUTES[1..])
 }
 
 impl Machines {
@@ -126,10 +120,11 @@ impl Machines {
             ns: far,
             addrs: unspecified,
         };
-        for backend in backends().into_iter().flatten() {
+        let addrs_of_backends = backends().concat().into_iter().map(|backend| {
             let bits = if backend.is_ipv4() { 32 } else { 128 };
-            far.ns.ip(&format!("addr add {backend}/{bits} dev lo"))?;
-        }
+            format!("addr add {backend}/{bits} dev lo\n")
+        });
+        far.ns.ip(&addrs_of_backends.collect::<String>())?;
         far.ns.settle()?;
         node.settle()?;
         for backend in backends().into_iter().flatten() {
@@ -138,9 +133,11 @@ impl Machines {
         Ok(Self { node, far, addrs })
     }
 
-    /// Dials the ClusterIP often enough to use both next hops. A node dials its own node port too,
-    /// as does a client outside.
-    fn serves(&self, arguments: &str, is_node: bool) -> Result<()> {
+    /// Checks with one kpx that the host reaches the Service by each of these sets of routes. The
+    /// first set exists before kpx starts.
+    fn serves_with(&self, arguments: &str, is_node: bool, routes: &[&str]) -> Result<()> {
+        let (first, later) = routes.split_first().context("some routes")?;
+        self.node.ip(first)?;
         let [v4, v6] = self.addrs;
         let slices: String = backends()
             .iter()
@@ -149,6 +146,18 @@ impl Machines {
             .collect();
         let objects = OBJECTS.replace("NODE4", v4).replace("NODE6", v6) + &slices;
         let kpx = Agent::start_alone(&self.node, &[("objects", &objects)], arguments)?.healthy()?;
+        self.serves(arguments, is_node)?;
+        for routes in later {
+            self.node.ip(routes)?;
+            self.serves(arguments, is_node)
+                .with_context(|| (*routes).to_owned())?;
+        }
+        kpx.stop().context("stop")
+    }
+
+    /// Dials the ClusterIP often enough to use both next hops. A node dials its own node port too,
+    /// as does a client outside.
+    fn serves(&self, arguments: &str, is_node: bool) -> Result<()> {
         for (family, service) in ["10.96.0.50", "fd00:96::50"].into_iter().enumerate() {
             let cluster_ip = SocketAddr::new(service.parse()?, 80);
             let node_port = SocketAddr::new(self.addrs[family].parse()?, NODE_PORT);
@@ -185,7 +194,7 @@ impl Machines {
                 }
             }
         }
-        kpx.stop().context("stop")
+        Ok(())
     }
 }
 
