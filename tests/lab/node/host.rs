@@ -2,33 +2,61 @@
 
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use testbed::agent::{Agent, DEADLINE, wait_until};
+use testbed::cases::Running;
 use testbed::http::{self, Answer};
 use testbed::netns::NetNs;
 
 #[test]
-fn the_hosts_routes_follow_objects_and_addresses() -> Result<()> {
-    let node = NetNs::machine("way")?;
+fn external_frontends_come_and_go() -> Result<()> {
+    let node = &NetNs::machine("way")?;
     node.ip(
         "rule add pref 75 to 203.0.113.9 lookup 99\nrule add pref 100 from 192.0.2.99 lookup 99",
     )?;
-    let before = state(&node)?;
-    let kpx = Agent::start_alone(&node, &[("shop", SHOP)], "--cleanup-on-exit")?.healthy()?;
-    let are = |want: &[&str]| {
-        wait_until(DEADLINE, &format!("rules {want:?}"), || {
-            Ok(frontends(&node)? == want)
-        })
+    let before = state(node)?;
+    let arguments = "--cleanup-on-exit --nodeport-addresses 192.0.2.0/24,2001:db8::/32";
+    let agent = Agent::start_alone(node, &[], arguments)?.healthy()?;
+    let running = Running {
+        fixture: node,
+        agent,
     };
-    are(&SHOP_FRONTENDS)?;
+    testbed::cases!(
+        &running;
+        health_check_lives_as_long_as_its_service,
+        more_frontends_than_rules_are_said_of_their_service_and_how_many,
+        the_hosts_routes_follow_objects_and_addresses,
+    )?;
+    running.agent.stop()?;
     ensure!(
-        way(&node, "203.0.113.7", "tcp", 443)?.contains("dev kpx0 table 7041144 src 192.0.2.1")
+        state(node)? == before,
+        "before\n{before}\nafter\n{}",
+        state(node)?
     );
+    Ok(())
+}
+
+/// Waits until these frontends have rules.
+fn are(node: &NetNs, want: &[&str]) -> Result<()> {
+    wait_until(DEADLINE, &format!("rules {want:?}"), || {
+        Ok(frontends(node)? == want)
+    })
+}
+
+fn the_hosts_routes_follow_objects_and_addresses(running: &Running<NetNs>) -> Result<()> {
+    let Running {
+        fixture: node,
+        agent: kpx,
+    } = running;
+    let are = |want: &[&str]| are(node, want);
+    kpx.put("shop", SHOP)?;
+    are(&SHOP_FRONTENDS)?;
+    ensure!(way(node, "203.0.113.7", "tcp", 443)?.contains("dev kpx0 table 7041144 src 192.0.2.1"));
     ensure!(
-        way(&node, "203.0.113.7", "tcp", 80)?.contains("dev eth0"),
+        way(node, "203.0.113.7", "tcp", 80)?.contains("dev eth0"),
         "everything else goes where it went"
     );
-    ensure!(way(&node, "2001:db8::7", "tcp", 443)?.contains("dev kpx0 table 7041144"));
+    ensure!(way(node, "2001:db8::7", "tcp", 443)?.contains("dev kpx0 table 7041144"));
 
     // An address needs no rule while the host has it.
     node.ip("addr add 203.0.113.7/32 dev eth0")?;
@@ -38,7 +66,7 @@ fn the_hosts_routes_follow_objects_and_addresses() -> Result<()> {
 
     node.ip("addr add 192.0.2.2/32 dev eth0\naddr del 192.0.2.1/24 dev eth0")?;
     wait_until(DEADLINE, "the source follows the node's address", || {
-        Ok(way(&node, "203.0.113.7", "tcp", 443)?.contains("dev kpx0 table 7041144 src 192.0.2.2"))
+        Ok(way(node, "203.0.113.7", "tcp", 443)?.contains("dev kpx0 table 7041144 src 192.0.2.2"))
     })?;
     node.ip("addr add 192.0.2.1/24 dev eth0\naddr del 192.0.2.2/32 dev eth0\nroute replace default via 192.0.2.254")?;
 
@@ -53,13 +81,8 @@ fn the_hosts_routes_follow_objects_and_addresses() -> Result<()> {
     are(&[])?;
     kpx.put("shop", SHOP)?;
     are(&SHOP_FRONTENDS)?;
-    kpx.stop()?;
-    ensure!(
-        state(&node)? == before,
-        "before\n{before}\nafter\n{}",
-        state(&node)?
-    );
-    Ok(())
+    kpx.delete("shop")?;
+    are(&[])
 }
 
 #[test]
@@ -91,9 +114,13 @@ fn rules_of_a_killed_kpx_are_adopted_and_removed_at_the_end() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn more_frontends_than_rules_are_said_of_their_service_and_how_many() -> Result<()> {
-    let node = NetNs::machine("many")?;
+fn more_frontends_than_rules_are_said_of_their_service_and_how_many(
+    running: &Running<NetNs>,
+) -> Result<()> {
+    let Running {
+        fixture: node,
+        agent: kpx,
+    } = running;
     let addrs: Vec<String> = (0..30).map(|n| format!("198.51.100.{n}")).collect();
     let ports: Vec<String> = (1..=10)
         .map(|n| format!("{{ name: p{n}, port: {n} }}"))
@@ -101,7 +128,7 @@ fn more_frontends_than_rules_are_said_of_their_service_and_how_many() -> Result<
     let many = WITH_EXTERNAL_IPS
         .replace("IPS", &addrs.join(", "))
         .replace("PORTS", &ports.join(", "));
-    let kpx = Agent::start_alone(&node, &[("many", &many)], "")?;
+    kpx.put("many", &many)?;
     wait_until(DEADLINE, "kpx says it", || {
         let status = kpx.typed_status()?;
         let is_said = |said: &String| {
@@ -109,11 +136,10 @@ fn more_frontends_than_rules_are_said_of_their_service_and_how_many() -> Result<
         };
         Ok(status.healthy && status.skipped.iter().any(is_said))
     })?;
-    ensure!(
-        frontends(&node)?.len() == 256,
-        "{}",
-        frontends(&node)?.len()
-    );
+    wait_until(DEADLINE, "256 frontends have rules", || {
+        Ok(frontends(node)?.len() == 256)
+    })
+    .with_context(|| format!("{:?}", frontends(node)))?;
     kpx.put(
         "many",
         &WITH_EXTERNAL_IPS
@@ -124,9 +150,10 @@ fn more_frontends_than_rules_are_said_of_their_service_and_how_many() -> Result<
         let status = kpx.typed_status()?;
         Ok(status.healthy
             && status.skipped.is_empty()
-            && frontends(&node)? == ["198.51.100.1 tcp 80"])
+            && frontends(node)? == ["198.51.100.1 tcp 80"])
     })?;
-    kpx.stop()
+    kpx.delete("many")?;
+    are(node, &[])
 }
 
 #[test]
@@ -149,30 +176,30 @@ fn kpx_works_without_ipv6() -> Result<()> {
     kpx.stop()
 }
 
-#[test]
-fn health_check_lives_as_long_as_its_service() -> Result<()> {
-    let node = NetNs::machine("check")?;
-    let kpx = Agent::start_alone(
-        &node,
-        &[("shop", SHOP)],
-        "--nodeport-addresses 192.0.2.0/24,2001:db8::/32",
-    )?
-    .healthy()?;
+fn health_check_lives_as_long_as_its_service(running: &Running<NetNs>) -> Result<()> {
+    let Running {
+        fixture: node,
+        agent: kpx,
+    } = running;
+    kpx.put("shop", SHOP)?;
+    wait_until(DEADLINE, "the health check answers", || {
+        Ok(ask(node, "192.0.2.1:32100").is_ok())
+    })?;
     let answers = |code: u16, want: &str| {
         wait_until(DEADLINE, want, || {
-            let answer = ask(&node, "192.0.2.1:32100")?;
+            let answer = ask(node, "192.0.2.1:32100")?;
             Ok(answer.code == code && answer.body.contains(want))
         })
     };
     answers(503, "\"localEndpoints\": 0")?;
     kpx.put("slice", SLICE)?;
     answers(200, "\"localEndpoints\": 1")?;
-    ensure!(ask(&node, "[fd00::1]:32100").is_err() && ask(&node, "127.0.0.1:32100").is_err());
+    ensure!(ask(node, "[fd00::1]:32100").is_err() && ask(node, "127.0.0.1:32100").is_err());
 
     // The health check listens wherever node ports do, also at later addresses.
     node.ip("addr add 192.0.2.2/24 dev eth0")?;
     wait_until(DEADLINE, "the new address answers", || {
-        Ok(ask(&node, "192.0.2.2:32100").is_ok())
+        Ok(ask(node, "192.0.2.2:32100").is_ok())
     })?;
     kpx.put(
         "shop",
@@ -182,9 +209,12 @@ fn health_check_lives_as_long_as_its_service() -> Result<()> {
         ),
     )?;
     wait_until(DEADLINE, "the port is closed", || {
-        Ok(ask(&node, "192.0.2.1:32100").is_err())
+        Ok(ask(node, "192.0.2.1:32100").is_err())
     })?;
-    kpx.stop()
+    kpx.delete("shop")?;
+    kpx.delete("slice")?;
+    node.ip("addr del 192.0.2.2/24 dev eth0")?;
+    are(node, &[])
 }
 
 fn ask(node: &NetNs, to: &str) -> Result<Answer> {
