@@ -21,6 +21,7 @@ use proxy_common::hook::Place;
 use proxy_core::diff::{Change, FamilyChange};
 use proxy_datapath::{Maps, Mechanism, Options};
 use testbed::agent::{Agent, DEADLINE, binary, wait_until};
+use testbed::cases::Running;
 use testbed::netns::NetNs;
 use testbed::test_run::Bench;
 use testbed::text::Names;
@@ -28,10 +29,28 @@ use testbed::text::Names;
 use crate::churn::fixture::{is_hooked, is_hooked_headerless};
 
 #[test]
-fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {
-    let node = NetNs::create(format!("kpx-{}-new", std::process::id()))?;
+fn kpx_follows_devices_and_stays_alone() -> Result<()> {
+    let node = &NetNs::machine_v4("devices")?;
+    let agent = start(node, "--node-ip 192.0.2.1")?;
+    let running = Running {
+        fixture: node,
+        agent,
+    };
+    testbed::cases!(
+        &running;
+        a_new_veth_has_its_programs_within_100_ms,
+        a_second_kpx_is_refused_and_harms_nothing,
+        routes_survive_an_address_that_goes_and_comes_back,
+    )?;
+    running.agent.stop()
+}
+
+fn a_new_veth_has_its_programs_within_100_ms(running: &Running<NetNs>) -> Result<()> {
+    let Running {
+        fixture: node,
+        agent: kpx,
+    } = running;
     let pod = NetNs::create(format!("kpx-{}-pod", std::process::id()))?;
-    let kpx = start(&node, "")?;
     let mut delays = Vec::new();
     for n in 0..5 {
         let name = format!("pod{n}");
@@ -43,8 +62,8 @@ fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {
         let since = Instant::now();
         wait_until(DEADLINE, &format!("{name} has its programs"), || {
             Ok(
-                programs(&node, &name, TcAttachType::Ingress)? == ["kpx_ingress"]
-                    && programs(&node, &name, TcAttachType::Egress)? == ["kpx_egress"],
+                programs(node, &name, TcAttachType::Ingress)? == ["kpx_ingress"]
+                    && programs(node, &name, TcAttachType::Egress)? == ["kpx_egress"],
             )
         })?;
         delays.push(since.elapsed());
@@ -62,8 +81,8 @@ fn a_new_veth_has_its_programs_within_100_ms() -> Result<()> {
             && !status.contains("\"pod0\"")
             && !status.contains("\"pod1\""))
     })?;
-    ensure!(programs(&node, "renamed", TcAttachType::Ingress)? == ["kpx_ingress"]);
-    kpx.stop()
+    ensure!(programs(node, "renamed", TcAttachType::Ingress)? == ["kpx_ingress"]);
+    node.ip("link del renamed\nlink del pod2\nlink del pod3\nlink del pod4")
 }
 
 #[test]
@@ -152,10 +171,11 @@ fn device_that_moved_while_no_agent_ran_loses_its_programs_with_the_next_one() -
     kpx.stop()
 }
 
-#[test]
-fn a_second_kpx_is_refused_and_harms_nothing() -> Result<()> {
-    let node = NetNs::create(format!("kpx-{}-two", std::process::id()))?;
-    let kpx = start(&node, "")?;
+fn a_second_kpx_is_refused_and_harms_nothing(running: &Running<NetNs>) -> Result<()> {
+    let Running {
+        fixture: node,
+        agent: kpx,
+    } = running;
     let mut second = Command::new(binary()?);
     // Separate run and BPF directories make no difference.
     second
@@ -175,7 +195,7 @@ fn a_second_kpx_is_refused_and_harms_nothing() -> Result<()> {
         "{error:#}"
     );
     ensure!(kpx.typed_status()?.healthy);
-    kpx.stop()
+    Ok(())
 }
 
 #[test]
@@ -202,10 +222,11 @@ fn filters_of_a_killed_kpx_go_when_the_next_one_uses_tcx() -> Result<()> {
     kpx.stop()
 }
 
-#[test]
-fn routes_survive_an_address_that_goes_and_comes_back() -> Result<()> {
-    let node = NetNs::machine_v4("flap")?;
-    let kpx = start(&node, "--node-ip 192.0.2.1")?;
+fn routes_survive_an_address_that_goes_and_comes_back(running: &Running<NetNs>) -> Result<()> {
+    let Running {
+        fixture: node,
+        agent: kpx,
+    } = running;
     let route =
         || node.exec(Command::new("ip").args(["route", "show", "table", "all", "10.96.0.10"]));
     let with_source = || Ok(route()?.contains("dev kpx0") && route()?.contains("src 192.0.2.1"));
@@ -224,7 +245,7 @@ fn routes_survive_an_address_that_goes_and_comes_back() -> Result<()> {
         "the anchor is up again, and the route back",
         with_source,
     )?;
-    kpx.stop()
+    kpx.wait(DEADLINE, "all is well again", |status| status.healthy)
 }
 
 /// The rows that BPF_PROG_TEST_RUN does not support: a tag that the device has removed, and a
