@@ -169,17 +169,27 @@ fn host_reaches_backends_through_routes_by_nodes() -> Result<()> {
 }
 
 #[test]
-fn host_reaches_backends_through_node_ports() -> Result<()> {
-    let fixture = Fixture::start(Layout::Routed)?;
-    let c = &fixture.lab.x;
+fn host_uses_node_ports() -> Result<()> {
+    let fixture = &Fixture::start(Layout::Routed)?;
     let nodes = fixture.nodes()?;
+    testbed::cases!(
+        fixture;
+        host_reaches_backends_through_node_ports,
+        start_ends_with_what_is_reached_and_a_command_to_try,
+    )?;
+    nodes.into_iter().try_for_each(Agent::stop)
+}
+
+fn host_reaches_backends_through_node_ports(fixture: &Fixture) -> Result<()> {
+    let c = &fixture.lab.x;
     let plain = Service::new("plain", 10, &["p1b", "p2a"], PORT);
     let cluster = Service::new("cluster", 11, &["p1b", "p2a"], PORT).node_port(NODE_PORT);
     let local = Service::new("local", 12, &["p2a"], PORT)
         .node_port(NODE_PORT + 1)
         .external_local();
     let host = Service::new("host", 13, &["n1", "n2"], PORT);
-    [&plain, &cluster, &local, &host]
+    let services = [&plain, &cluster, &local, &host];
+    services
         .into_iter()
         .try_for_each(|service| fixture.put(service))?;
     let before = state(c)?;
@@ -257,7 +267,9 @@ fn host_reaches_backends_through_node_ports() -> Result<()> {
     ensure!(kpx.status()?["healthy"] == true, "{}", kpx.status()?);
     kpx.stop()?;
     is_as_before(c, &before)?;
-    nodes.into_iter().try_for_each(Agent::stop)
+    services
+        .into_iter()
+        .try_for_each(|service| fixture.delete(service))
 }
 
 #[test]
@@ -284,11 +296,8 @@ fn trace_blames_service_proxy_for_refused_node_port() -> Result<()> {
     kpx.stop()
 }
 
-#[test]
-fn start_ends_with_what_is_reached_and_a_command_to_try() -> Result<()> {
-    let fixture = Fixture::start(Layout::Routed)?;
+fn start_ends_with_what_is_reached_and_a_command_to_try(fixture: &Fixture) -> Result<()> {
     let c = &fixture.lab.x;
-    let nodes = fixture.nodes()?;
     let plain = Service::new("plain", 10, &["p1b", "p2a"], PORT);
     let web = Service::new("web", 11, &["p1b", "p2a"], PORT).node_port(NODE_PORT);
     fixture.put(&plain)?;
@@ -326,15 +335,19 @@ fn start_ends_with_what_is_reached_and_a_command_to_try() -> Result<()> {
     )?;
     kpx.stop()?;
 
-    fixture.put(&Service::new("pair", 12, &["p1b"], PORT).of_no_pods())?;
-    fixture.put(&Service::new("other", 13, &["p2a"], PORT).of_no_pods())?;
+    let pair = Service::new("pair", 12, &["p1b"], PORT).of_no_pods();
+    let other = Service::new("other", 13, &["p2a"], PORT).of_no_pods();
+    fixture.put(&pair)?;
+    fixture.put(&other)?;
     let kpx = fixture.outside(c, &["--tunnel", "tcp"])?;
     announces(
         &kpx,
         "ready: 4 Services, 2 out of reach because they have no node port and no route to their pods: see kpx status; curl http://plain.default.svc.cluster.local",
     )?;
     kpx.stop()?;
-    nodes.into_iter().try_for_each(Agent::stop)
+    [&plain, &web, &pair, &other]
+        .into_iter()
+        .try_for_each(|service| fixture.delete(service))
 }
 
 /// Waits until kpx has printed the line.

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use testbed::agent::{DEADLINE, Object, Service, wait_until};
+use testbed::cases::Running;
 use testbed::echo::{Dial, Fault, Protocol, Servers};
 use testbed::lab::{Dual, EXTERNAL, Family, Host, Layout};
 
@@ -11,12 +12,25 @@ use crate::host::fixture::{
 };
 
 #[test]
-fn backends_come_and_go_and_move() -> Result<()> {
-    let fixture = Fixture::start(Layout::Routed)?;
+fn host_with_routes_through_nodes_follows_changes() -> Result<()> {
+    let fixture = &Fixture::start(Layout::Routed)?;
+    let agent = fixture.outside(&fixture.lab.xl, &["--pod-routes", "nodes"])?;
+    let running = Running { fixture, agent };
+    testbed::cases!(
+        &running;
+        backends_come_and_go_and_move,
+        the_hosts_address_changes,
+    )?;
+    running.agent.stop()
+}
+
+fn backends_come_and_go_and_move(running: &Running<Fixture>) -> Result<()> {
+    let Running {
+        fixture,
+        agent: kpx,
+    } = running;
     let c = &fixture.lab.xl;
     let web = Service::new("web", 10, &["p1b"], PORT);
-    fixture.put(&web)?;
-    let kpx = fixture.outside(c, &["--pod-routes", "nodes"])?;
     for backends in [
         vec!["p1b"],
         vec!["p1b", "p2a"],
@@ -41,10 +55,10 @@ fn backends_come_and_go_and_move() -> Result<()> {
     fixture.put(&web.backed_by(&[]))?;
     fixture.refused(c, |family| web.frontend(family))?;
     ensure!(
-        cut_off(&kpx, "default/web")?.is_none(),
+        cut_off(kpx, "default/web")?.is_none(),
         "a service without endpoints is none of ours"
     );
-    kpx.stop()
+    fixture.delete(&web)
 }
 
 #[test]
@@ -76,13 +90,10 @@ fn routes_come_and_go() -> Result<()> {
     // The kernel removes a device's routes without an event when the device goes down.
     c.ns.ip("link set eth0 down\nlink set eth0 up")?;
     fixture.refused(c, |family| web.frontend(family))?;
-    for family in Family::ALL {
-        c.ns.ip(&format!(
-            "addr replace {}/{} dev eth0 nodad",
-            c.addrs.ip(family),
-            if family == Family::V4 { 24 } else { 64 }
-        ))?;
-    }
+    c.ns.ip(&format!(
+        "addr replace {}/24 dev eth0\naddr replace {}/64 dev eth0 nodad",
+        c.addrs.v4, c.addrs.v6
+    ))?;
     [n1, n2]
         .into_iter()
         .try_for_each(|node| route(c, "replace", node))?;
@@ -93,33 +104,36 @@ fn routes_come_and_go() -> Result<()> {
     kpx.stop()
 }
 
-#[test]
-fn the_hosts_address_changes() -> Result<()> {
-    let fixture = Fixture::start(Layout::Routed)?;
+fn the_hosts_address_changes(running: &Running<Fixture>) -> Result<()> {
+    let fixture = running.fixture;
     let c = &fixture.lab.xl;
-    let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
-    fixture.put(&web)?;
-    let kpx = fixture.outside(c, &["--pod-routes", "nodes"])?;
-    fixture.served_seeing(
-        c,
-        |family| web.frontend(family),
-        &["p1b", "p2a"],
-        Some(c.addrs),
-    )?;
+    let moved = Service::new("moved", 11, &["p1b", "p2a"], PORT);
+    fixture.put(&moved)?;
+    let served = |sees| {
+        fixture.served_seeing(
+            c,
+            |family| moved.frontend(family),
+            &["p1b", "p2a"],
+            Some(sees),
+        )
+    };
+    served(c.addrs)?;
     let old = c.addrs;
-    let new = testbed::lab::Dual {
+    let new = Dual {
         v4: "172.18.0.31".parse()?,
         v6: "fd00:172:18::31".parse()?,
     };
-    c.ns.ip(&format!(
-        "addr del {}/24 dev eth0
-         addr del {}/64 dev eth0
-         addr add {}/24 dev eth0
-         addr add {}/64 dev eth0 nodad",
-        old.v4, old.v6, new.v4, new.v6
-    ))?;
-    fixture.served_seeing(c, |family| web.frontend(family), &["p1b", "p2a"], Some(new))?;
-    kpx.stop()
+    for (gone, come) in [(old, new), (new, old)] {
+        c.ns.ip(&format!(
+            "addr del {}/24 dev eth0
+             addr del {}/64 dev eth0
+             addr add {}/24 dev eth0
+             addr add {}/64 dev eth0 nodad",
+            gone.v4, gone.v6, come.v4, come.v6
+        ))?;
+        served(come)?;
+    }
+    fixture.delete(&moved)
 }
 
 #[test]

@@ -8,11 +8,13 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use testbed::agent::{Agent, DEADLINE, Object, Service, wait_until};
+use testbed::cases::Running;
 use testbed::lab::{Family, Host, Layout};
 
 use crate::host::fixture::{Fixture, PORT, is_as_before, route, state};
 
 const DOMAIN: &str = "svc.cluster.local";
+const ROUTE_LOCALNET: &str = "ipv4/conf/all/route_localnet";
 
 /// Resolves a name through the C library, with kpx as the name server of `/etc/resolv.conf`.
 /// Returns no address for an unknown name.
@@ -82,33 +84,54 @@ pub(super) fn headless(name: &str, hostname: &str, ip: IpAddr) -> [Object; 2] {
 }
 
 #[test]
-fn host_resolves_names_of_the_cluster() -> Result<()> {
-    let fixture = Fixture::start(Layout::Routed)?;
+fn names_are_resolved_for_the_host_alone() -> Result<()> {
+    let fixture = &Fixture::start(Layout::Routed)?;
     let c = &fixture.lab.xl;
     fixture
         .lab
         .nodes()
         .into_iter()
         .try_for_each(|node| route(c, "add", node))?;
-    let web = Service::new("web", 10, &["p1b", "p2a"], PORT);
-    fixture.put(&web)?;
-    let pod = fixture.lab.host("p1b").addrs.v4.into();
-    headless("db", "db-0", pod)
+    fixture.put(&web())?;
+    headless("db", "db-0", fixture.lab.host("p1b").addrs.v4.into())
         .iter()
         .try_for_each(|object| fixture.cluster.put(object))?;
+    // Where kube-proxy has set this, packets for loopback addresses enter by any device.
+    c.ns.sysctl(ROUTE_LOCALNET, "1")?;
     let before = state(c)?;
-    let kpx = fixture.outside(c, &[])?;
+    let agent = fixture.outside(c, &[])?;
+    let running = Running { fixture, agent };
+    testbed::cases!(
+        &running;
+        host_resolves_names_of_the_cluster,
+        strangers_resolve_no_names,
+    )?;
+    running.agent.stop()?;
+    is_as_before(c, &before)
+}
 
+fn web() -> Service {
+    Service::new("web", 10, &["p1b", "p2a"], PORT)
+}
+
+fn host_resolves_names_of_the_cluster(running: &Running<Fixture>) -> Result<()> {
+    let Running {
+        fixture,
+        agent: kpx,
+    } = running;
+    let c = &fixture.lab.xl;
+    let web = web();
+    let pod = fixture.lab.host("p1b").addrs.v4.into();
     let ips = Family::ALL.map(|family| web.frontend(family).ip());
-    leads_to(&fixture, c, &format!("web.default.{DOMAIN}"), &ips)?;
+    leads_to(fixture, c, &format!("web.default.{DOMAIN}"), &ips)?;
     fixture.served(c, |family| web.frontend(family), &["p1b", "p2a"])?;
-    leads_to(&fixture, c, &format!("db.default.{DOMAIN}"), &[pod])?;
-    leads_to(&fixture, c, &format!("db-0.db.default.{DOMAIN}"), &[pod])?;
-    leads_to(&fixture, c, &format!("nothing.default.{DOMAIN}"), &[])?;
-    leads_to(&fixture, c, "example.com", &[])?;
+    leads_to(fixture, c, &format!("db.default.{DOMAIN}"), &[pod])?;
+    leads_to(fixture, c, &format!("db-0.db.default.{DOMAIN}"), &[pod])?;
+    leads_to(fixture, c, &format!("nothing.default.{DOMAIN}"), &[])?;
+    leads_to(fixture, c, "example.com", &[])?;
     // The records contain the name server's name, which resolves too.
     leads_to(
-        &fixture,
+        fixture,
         c,
         "ns.dns.cluster.local",
         &[[127, 0, 0, 153].into()],
@@ -117,16 +140,15 @@ fn host_resolves_names_of_the_cluster() -> Result<()> {
     // Names follow the endpoints.
     let moved = fixture.lab.host("p2a").addrs.v4.into();
     fixture.cluster.put(&headless("db", "db-1", moved)[1])?;
-    leads_to(&fixture, c, &format!("db.default.{DOMAIN}"), &[moved])?;
-    leads_to(&fixture, c, &format!("db-0.db.default.{DOMAIN}"), &[])?;
+    leads_to(fixture, c, &format!("db.default.{DOMAIN}"), &[moved])?;
+    leads_to(fixture, c, &format!("db-0.db.default.{DOMAIN}"), &[])?;
 
     let names = &kpx.status()?["names"];
     ensure!(
         names["address"] == "127.0.0.153:53" && names["domain"] == "cluster.local",
         "{names}"
     );
-    kpx.stop()?;
-    is_as_before(c, &before)
+    fixture.cluster.put(&headless("db", "db-0", pod)[1])
 }
 
 #[test]
@@ -200,22 +222,17 @@ fn taken_address_costs_the_names_alone() -> Result<()> {
     kpx.stop()
 }
 
-/// Where kube-proxy has set `route_localnet`, packets for loopback addresses enter by any device.
-#[test]
-fn strangers_resolve_no_names() -> Result<()> {
-    let fixture = Fixture::start(Layout::Routed)?;
+fn strangers_resolve_no_names(running: &Running<Fixture>) -> Result<()> {
+    let fixture = running.fixture;
     let c = &fixture.lab.xl;
     let stranger = &fixture.lab.n1.host;
-    fixture.put(&Service::new("web", 10, &["p1b"], PORT))?;
-    c.ns.sysctl("ipv4/conf/all/route_localnet", "1")?;
-    let kpx = fixture.outside(c, &[])?;
     leads_to(
-        &fixture,
+        fixture,
         c,
         &format!("web.default.{DOMAIN}"),
-        &Family::ALL.map(|family| Service::new("web", 10, &[], PORT).frontend(family).ip()),
+        &Family::ALL.map(|family| web().frontend(family).ip()),
     )?;
-    stranger.ns.sysctl("ipv4/conf/all/route_localnet", "1")?;
+    stranger.ns.sysctl(ROUTE_LOCALNET, "1")?;
     stranger
         .ns
         .ip(&format!("route add 127.0.0.153/32 via {}", c.addrs.v4))?;
@@ -228,11 +245,12 @@ fn strangers_resolve_no_names() -> Result<()> {
     ensure!(reached.is_ok(), "{reached:?}");
     drop(own);
     ensure!(
-        lookup(&fixture, stranger, &format!("web.default.{DOMAIN}"))
+        lookup(fixture, stranger, &format!("web.default.{DOMAIN}"))
             .map_or(true, |found| found.is_empty()),
         "a stranger resolves a name"
     );
-    kpx.stop()
+    stranger.ns.ip("route del 127.0.0.153/32")?;
+    stranger.ns.sysctl(ROUTE_LOCALNET, "0")
 }
 
 /// A script in the place of `resolvectl` records its arguments. The effect on systemd-resolved is
