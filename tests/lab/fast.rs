@@ -39,17 +39,96 @@ fn automatic_fast_path_needs_no_rules() -> Result<()> {
         &running;
         automatic_leaves_conntracks_connections_to_the_stack,
         ended::operator_ends_one_of_two_bypass_connections,
+        ended::operator_ends_one_of_two_connections_that_conntrack_tolerates,
         bypass_connections_between_pods_skip_the_stack,
+        ways::bypass_connection_keeps_its_device,
     )?;
     running.agent.stop()
 }
 
 #[test]
-fn open_connections_skip_the_stack_wherever_their_backend_is() -> Result<()> {
-    let fixture = Fixture::new()?;
-    fixture.lab.set_firewall(true)?;
+fn automatic_fast_path_follows_rules() -> Result<()> {
+    let fixture = &Fixture::new()?;
+    fixture.put(&rules::closed())?;
+    let agent = fixture.start("auto")?;
+    let running = Running { fixture, agent };
+    testbed::cases!(
+        &running;
+        a_bypass_connection_outlives_its_neighbours_while_rules_refuse_it,
+        automatic_is_off_as_long_as_rules_drop_packets,
+        bans::ban_of_a_pod_ends_its_bypass_connections_alone,
+        conditions::filters_of_other_programs_meet_bypass_connections,
+        conditions::ipsec_policies_for_forwarded_packets_hold_for_bypass_connections,
+        conditions::rules_come_and_go_under_load_and_nothing_is_lost,
+        legacy::only_legacy_rules_and_policies_prevent_bypass,
+        rules::bypass_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them,
+        rules::errors_about_connections_miss_a_rule_for_invalid_packets,
+        rules_that_may_translate_pods_open_connections_through_the_stack,
+    )?;
+    running.agent.stop()
+}
+
+#[test]
+fn automatic_fast_path_reaches_other_nodes() -> Result<()> {
+    let fixture = &Fixture::new()?;
+    fixture.watch()?;
+    let agent = ways::start(fixture, &[])?;
+    let running = Running { fixture, agent };
+    testbed::cases!(
+        &running;
+        bans::ban_of_a_pod_ends_its_bypass_connections_to_other_nodes_alone,
+        rules::bypass_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them,
+        ways::datagrams_of_bypass_flows_meet_a_rule_about_other_nodes,
+        ways::rules_by_reply_device_apply,
+    )?;
+    running.agent.stop()
+}
+
+#[test]
+fn automatic_fast_path_skips_chains_of_policies() -> Result<()> {
+    let fixture = &Fixture::new()?;
+    fixture.watch()?;
+    let agent = fixture.start("auto")?;
+    let running = Running { fixture, agent };
+    testbed::cases!(
+        &running;
+        opened::conntrack_sees_the_reset_of_a_connection_that_skipped_the_stack,
+        opened::open_connections_meet_a_rule_before_established_within_a_second,
+        opened::open_connections_skip_the_chains_of_policies,
+        outside::open_exchanges_from_outside_skip_the_chains_of_policies,
+    )?;
+    running.agent.stop()
+}
+
+#[test]
+fn fast_path_that_is_on_needs_no_permission_of_rules() -> Result<()> {
+    let fixture = &Fixture::new()?;
     fixture.watch()?;
     let agent = fixture.start("on")?;
+    let running = Running { fixture, agent };
+    testbed::cases!(
+        &running;
+        conntrack_sees_the_end_of_long_streams,
+        hops_are_counted_and_what_is_too_long_is_answered,
+        open_connections_skip_the_stack_wherever_their_backend_is,
+    )?;
+    running.agent.stop()
+}
+
+/// Waits until the fast path knows the firewall.
+fn set_firewall(running: &Running<Fixture>) -> Result<()> {
+    running.fixture.lab.set_firewall(true)?;
+    says(
+        &running.agent,
+        "connections are opened through the stack, because chain forward of table inet firewall",
+    )
+}
+
+fn open_connections_skip_the_stack_wherever_their_backend_is(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
+    set_firewall(running)?;
     for family in Family::ALL {
         for protocol in Protocol::ALL {
             for path in Path::ALL {
@@ -58,9 +137,9 @@ fn open_connections_skip_the_stack_wherever_their_backend_is() -> Result<()> {
                     .dial(path, protocol, family)
                     .with_context(|| what.clone())?;
                 exchange(&mut connection, 3, 100).with_context(|| what.clone())?;
-                let before = fixture.passed(&agent)?;
+                let before = fixture.passed(agent)?;
                 exchange(&mut connection, EXCHANGES, 1_000).with_context(|| what.clone())?;
-                let (fast, on_stack) = fixture.passed(&agent)?.since(before);
+                let (fast, on_stack) = fixture.passed(agent)?.since(before);
                 let least = 2 * EXCHANGES as u64 - ON_STACK;
                 if path.is_fast() {
                     ensure!(
@@ -96,7 +175,7 @@ fn open_connections_skip_the_stack_wherever_their_backend_is() -> Result<()> {
         }",
     )?;
     says(
-        &agent,
+        agent,
         "on, past rule 1 of chain forward of table inet refuses may drop the packet",
     )?;
     ensure!(
@@ -106,14 +185,13 @@ fn open_connections_skip_the_stack_wherever_their_backend_is() -> Result<()> {
         "{}",
         agent.log()
     );
-    agent.stop()
+    fixture.lab.n1.host.ns.nft("delete table inet refuses")?;
+    fixture.lab.set_firewall(false)
 }
 
-#[test]
-fn conntrack_sees_the_end_of_long_streams() -> Result<()> {
-    let fixture = Fixture::new()?;
-    fixture.lab.set_firewall(true)?;
-    let agent = fixture.start("on")?;
+fn conntrack_sees_the_end_of_long_streams(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, .. } = running;
+    set_firewall(running)?;
     for (family, path) in [
         (Family::V4, Path::Local),
         (Family::V6, Path::Remote),
@@ -132,7 +210,7 @@ fn conntrack_sees_the_end_of_long_streams() -> Result<()> {
     }
     let invalid = fixture.lab.invalid_packets()?;
     ensure!(invalid.is_empty(), "conntrack: {invalid:?}");
-    agent.stop()
+    fixture.lab.set_firewall(false)
 }
 
 #[test]
@@ -173,12 +251,9 @@ fn a_connection_lives_on_when_the_fast_path_comes_and_goes() -> Result<()> {
 }
 
 /// Only a locked route MTU (`mtu lock`) applies, because the kernel's FIB look-up reads no other.
-#[test]
-fn hops_are_counted_and_what_is_too_long_is_answered() -> Result<()> {
-    let fixture = Fixture::new()?;
-    fixture.watch()?;
+fn hops_are_counted_and_what_is_too_long_is_answered(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, agent } = running;
     fixture.count_hops()?;
-    let agent = fixture.start("on")?;
     for family in Family::ALL {
         let mut connection = fixture.dial(Path::Local, Protocol::Tcp, family)?;
         exchange(&mut connection, EXCHANGES, 1_000)?;
@@ -188,7 +263,7 @@ fn hops_are_counted_and_what_is_too_long_is_answered() -> Result<()> {
             "{family}: {one} packets had one hop behind them, {other} not"
         );
 
-        let before = fixture.passed(&agent)?.fast;
+        let before = fixture.passed(agent)?.fast;
         fixture.narrow(family, 1_300)?;
         // The flow may keep its path until the agent has processed the route's change.
         wait_until(
@@ -200,28 +275,26 @@ fn hops_are_counted_and_what_is_too_long_is_answered() -> Result<()> {
             },
         )?;
         ensure!(
-            fixture.passed(&agent)?.fast > before + 20,
+            fixture.passed(agent)?.fast > before + 20,
             "{family}: what is short enough is slow"
         );
-        fixture.narrow(family, 1_500)?;
+        fixture.widen(family)?;
         fixture.expire(family)?;
     }
-    agent.stop()
+    fixture.count_no_hops()
 }
 
-#[test]
-fn automatic_is_off_as_long_as_rules_drop_packets() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
-    let is = |what: &str| says(&agent, what);
+fn automatic_is_off_as_long_as_rules_drop_packets(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, agent } = running;
+    let is = |what: &str| says(agent, what);
     let fast = || -> Result<u64> {
-        let before = fixture.fast(&agent)?;
+        let before = fixture.fast(agent)?;
         exchange(
             &mut fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?,
             EXCHANGES,
             100,
         )?;
-        Ok(fixture.fast(&agent)? - before)
+        Ok(fixture.fast(agent)? - before)
     };
     is("auto: on; bypass for connections")?;
     wait_until(DEADLINE, "connections skip the stack", || {
@@ -234,8 +307,7 @@ fn automatic_is_off_as_long_as_rules_drop_packets() -> Result<()> {
     is("auto: on; bypass for connections")?;
     wait_until(DEADLINE, "connections skip the stack again", || {
         Ok(fast()? >= 2 * EXCHANGES as u64)
-    })?;
-    agent.stop()
+    })
 }
 
 /// Conntrack must see all packets of connections that it tracks; otherwise spoofed packets could
@@ -399,13 +471,13 @@ fn new_connections_meet_rules_soon_after_the_agent_has_ended() -> Result<()> {
 }
 
 /// The kernel forgets link addresses of pods to which the stack sends nothing.
-#[test]
-fn a_bypass_connection_outlives_its_neighbours_while_rules_refuse_it() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
+fn a_bypass_connection_outlives_its_neighbours_while_rules_refuse_it(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
     let mut connections = Vec::new();
     for family in Family::ALL {
-        connections.push(until_bypass(&fixture, &agent, family)?);
+        connections.push(until_bypass(fixture, agent, family)?);
     }
     exchange_all(&mut connections)?;
     forbid(
@@ -413,29 +485,24 @@ fn a_bypass_connection_outlives_its_neighbours_while_rules_refuse_it() -> Result
         "ct state invalid drop\nct state new drop",
     )?;
     says(
-        &agent,
+        agent,
         "connections that were opened past the stack go on past it",
     )?;
     for pod in ["p1a", "p1b"] {
-        for family in Family::ALL {
-            let addr = fixture.lab.host(pod).addrs.ip(family);
-            fixture
-                .lab
-                .n1
-                .host
-                .ns
-                .ip(&format!("neigh del {addr} dev {pod}"))?;
-        }
+        let addrs = fixture.lab.host(pod).addrs;
+        let lines = Family::ALL.map(|family| format!("neigh del {} dev {pod}\n", addrs.ip(family)));
+        fixture.lab.n1.host.ns.ip(&lines.concat())?;
         exchange_all(&mut connections)?;
     }
-    agent.stop()
+    fixture.lab.n1.host.ns.nft("delete table inet netpol")?;
+    says(agent, "; bypass for connections")
 }
 
-#[test]
-fn rules_that_may_translate_pods_open_connections_through_the_stack() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
-    says(&agent, "bypass for connections")?;
+fn rules_that_may_translate_pods_open_connections_through_the_stack(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
+    says(agent, "bypass for connections")?;
     let pod = fixture.lab.host("p1a").addrs.v4;
     fixture.lab.n1.host.ns.nft(&format!(
         "table ip hairpin {{
@@ -446,14 +513,14 @@ fn rules_that_may_translate_pods_open_connections_through_the_stack() -> Result<
         }}"
     ))?;
     says(
-        &agent,
+        agent,
         "because rule 1 of chain post of table ip hairpin may masquerade",
     )?;
-    let before = fixture.stack_saw(&agent)?;
+    let before = fixture.stack_saw(agent)?;
     let mut connection = fixture.dial(Path::Local, Protocol::Tcp, Family::V4)?;
     exchange(&mut connection, EXCHANGES, 1_000)?;
     ensure!(
-        fixture.stack_saw(&agent)? > before,
+        fixture.stack_saw(agent)? > before,
         "the stack has seen nothing"
     );
     let peers = fixture.lab.host("p1b").ns.exec(Command::new("ss").args([
@@ -466,7 +533,8 @@ fn rules_that_may_translate_pods_open_connections_through_the_stack() -> Result<
             || !peers.contains(&pod.to_string()),
         "{peers}"
     );
-    agent.stop()
+    fixture.lab.n1.host.ns.nft("delete table ip hairpin")?;
+    says(agent, "; bypass for connections")
 }
 
 /// Waits until a connection between two pods skips the stack, and returns it. The stack resolves

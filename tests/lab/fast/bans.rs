@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use testbed::agent::{Agent, DEADLINE, Service, wait_until};
+use testbed::cases::Running;
 use testbed::echo::{Connection, Dial, Protocol};
-use testbed::lab::{CLUSTER_PODS, Family, Host};
+use testbed::lab::{Family, Host};
 use testbed::netns::NetNs;
 
 use super::fixture::{Fixture, Path, said};
@@ -179,6 +180,7 @@ fn bans_end_connections_of_their_pod_alone(
         says(agent, "because ")?;
         ban.go(node, fixture.lab.host(BANNED))?;
         says(agent, "; bypass for connections")?;
+        banned.into_iter().try_for_each(|one| said(one.reset()))?;
         for one in &mut others {
             exchange(one, 5, 1_000)
                 .with_context(|| format!("another pod's connection after {ban:?}, {path:?}"))?;
@@ -187,32 +189,27 @@ fn bans_end_connections_of_their_pod_alone(
     Ok(())
 }
 
-#[test]
-fn ban_of_a_pod_ends_its_bypass_connections_alone() -> Result<()> {
-    let fixture = Fixture::new()?;
+pub(super) fn ban_of_a_pod_ends_its_bypass_connections_alone(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
     fixture.watch()?;
-    let agent = fixture.start("auto")?;
     for family in Family::ALL {
-        until_bypass(&fixture, &agent, family)?;
+        until_bypass(fixture, agent, family)?;
     }
-    bans_end_connections_of_their_pod_alone(&fixture, &agent, Path::Local)?;
-    agent.stop()
+    bans_end_connections_of_their_pod_alone(fixture, agent, Path::Local)?;
+    fixture.unwatch()
 }
 
-#[test]
-fn ban_of_a_pod_ends_its_bypass_connections_to_other_nodes_alone() -> Result<()> {
-    let fixture = Fixture::new()?;
-    fixture.watch()?;
-    let networks = Family::ALL
-        .map(|family| CLUSTER_PODS.cidr(family))
-        .join(",");
-    let agent = fixture.kpx(&["--cluster-cidr", &networks])?;
+pub(super) fn ban_of_a_pod_ends_its_bypass_connections_to_other_nodes_alone(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
     says(
-        &agent,
+        agent,
         "bypass for connections of this node's pods to pods with addresses of the cluster's networks",
     )?;
-    bans_end_connections_of_their_pod_alone(&fixture, &agent, Path::Remote)?;
-    agent.stop()
+    bans_end_connections_of_their_pod_alone(fixture, agent, Path::Remote)
 }
 
 /// A rule that arrives without an agent counts once the next agent has its lists.

@@ -9,6 +9,7 @@ use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use proxy_datapath::verifier;
 use testbed::agent::{DEADLINE, wait_until};
+use testbed::cases::Running;
 use testbed::echo::Protocol;
 use testbed::lab::{CLUSTER_PODS, Family};
 
@@ -19,14 +20,14 @@ use crate::forbid;
 use crate::tables::alone;
 
 /// A bypass connection, and datagrams, which no client repeats after a loss.
-#[test]
-fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
+pub(super) fn rules_come_and_go_under_load_and_nothing_is_lost(
+    running: &Running<Fixture>,
+) -> Result<()> {
     const ROUNDS: usize = 5;
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
+    let Running { fixture, agent } = running;
     let mut kept = Vec::new();
     for family in Family::ALL {
-        until_bypass(&fixture, &agent, family)?;
+        until_bypass(fixture, agent, family)?;
         for protocol in Protocol::COMMON {
             kept.push(fixture.dial(Path::Local, protocol, family)?);
         }
@@ -69,12 +70,12 @@ fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
                     "ct state invalid drop\ntcp flags & (syn | ack) == ack ct state new drop\ncounter",
                 )?;
                 says(
-                    &agent,
+                    agent,
                     "because rule 2 of chain forward of table inet netpol may drop the packet",
                 )?;
                 goes_on()?;
                 node.nft("delete table inet netpol")?;
-                says(&agent, "; bypass for connections between")?;
+                says(agent, "; bypass for connections between")?;
                 goes_on()?;
             }
             anyhow::Ok(())
@@ -89,8 +90,7 @@ fn rules_come_and_go_under_load_and_nothing_is_lost() -> Result<()> {
         joined(exchanges).context("connections that stay")?;
         joined(openings).context("connections that are opened")?;
         came_and_went
-    })?;
-    agent.stop()
+    })
 }
 
 /// Repeats an action until `done`, and counts the repetitions.
@@ -102,10 +102,10 @@ fn repeat(done: &AtomicBool, times: &AtomicU64, mut act: impl FnMut() -> Result<
     Ok(())
 }
 
-#[test]
-fn filters_of_other_programs_meet_bypass_connections() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
+pub(super) fn filters_of_other_programs_meet_bypass_connections(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
     let node = &fixture.lab.n1.host.ns;
     let tc = |words: String, more: &[&str]| {
         node.exec(Command::new("tc").args(words.split(' ')).args(more))
@@ -113,10 +113,10 @@ fn filters_of_other_programs_meet_bypass_connections() -> Result<()> {
     };
     for (device, hook) in [("p1a", "egress"), ("p1b", "egress"), ("p1b", "ingress")] {
         // Where kpx attaches by TCX, the device lacks this qdisc.
-        let _there = tc(format!("qdisc add dev {device} clsact"), &[]);
+        let was_missing = tc(format!("qdisc add dev {device} clsact"), &[]).is_ok();
         // The offset of the header byte with the transport protocol.
         for (family, at) in [(Family::V4, 23), (Family::V6, 20)] {
-            until_bypass(&fixture, &agent, family)?;
+            until_bypass(fixture, agent, family)?;
             // A classic BPF program that drops TCP.
             let program = format!("4,48 0 0 {at},21 0 1 6,6 0 0 2,6 0 0 4294967295");
             tc(
@@ -130,8 +130,11 @@ fn filters_of_other_programs_meet_bypass_connections() -> Result<()> {
             )?;
             tc(format!("filter del dev {device} {hook} prio 5"), &[])?;
         }
+        if was_missing {
+            tc(format!("qdisc del dev {device} clsact"), &[])?;
+        }
     }
-    agent.stop()
+    Ok(())
 }
 
 /// A foreign program on the device, which passes every packet to the next program.
@@ -191,12 +194,12 @@ fn programs_of_others_meet_bypass_connections() -> Result<()> {
     agent.stop()
 }
 
-#[test]
-fn ipsec_policies_for_forwarded_packets_hold_for_bypass_connections() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
+pub(super) fn ipsec_policies_for_forwarded_packets_hold_for_bypass_connections(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
     for family in Family::ALL {
-        until_bypass(&fixture, &agent, family)?;
+        until_bypass(fixture, agent, family)?;
         let pod = fixture.lab.host("p1a").addrs.ip(family);
         let len = if family == Family::V4 { 32 } else { 128 };
         let packets = format!("src {pod}/{len} dst {} dir fwd", CLUSTER_PODS.cidr(family));
@@ -209,7 +212,7 @@ fn ipsec_policies_for_forwarded_packets_hold_for_bypass_connections() -> Result<
         wait_until(DEADLINE, "the policy decides", || {
             Ok(fixture.is_blocked(family))
         })?;
-        says(&agent, "auto: off, because 1 IPsec policies")?;
+        says(agent, "auto: off, because 1 IPsec policies")?;
         fixture
             .lab
             .n1
@@ -217,5 +220,5 @@ fn ipsec_policies_for_forwarded_packets_hold_for_bypass_connections() -> Result<
             .ns
             .ip(&format!("xfrm policy delete {packets}"))?;
     }
-    agent.stop()
+    says(agent, "; bypass for connections")
 }

@@ -11,7 +11,7 @@ use testbed::echo::{Connection, Dial, Protocol};
 use testbed::lab::Family;
 
 use super::fixture::{Fixture, Path, said};
-use super::opened::{Shape, until_open_ones_skip};
+use super::opened::{Shape, load, unload, until_open_ones_skip};
 use super::{exchange, says, until_bypass};
 
 /// The timeout of one exchange.
@@ -122,20 +122,16 @@ pub(super) fn operator_ends_one_of_two_bypass_connections(
     })
 }
 
-#[test]
-fn operator_ends_one_of_two_connections_that_conntrack_tolerates() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
-    Shape::Calico.load(&fixture)?;
-    says(
-        &agent,
-        "connections are opened through the stack, because rule",
-    )?;
-    says(&agent, "open connections between this node's pods")?;
-    one_of_two_is_ended(&fixture, &agent, |open| {
-        until_open_ones_skip(&fixture, &agent, open)
+pub(super) fn operator_ends_one_of_two_connections_that_conntrack_tolerates(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
+    load(running, Shape::Calico)?;
+    says(agent, "open connections between this node's pods")?;
+    one_of_two_is_ended(fixture, agent, |open| {
+        until_open_ones_skip(fixture, agent, open)
     })?;
-    agent.stop()
+    unload(running)
 }
 
 /// The connections are those of a pod, of the host and of outside clients, and all of a Service.

@@ -146,7 +146,7 @@ impl Fixture {
         PORT
     }
 
-    /// Starts to count the packets that the stack forwards.
+    /// Starts to count the packets that the stack forwards, until [`Self::unwatch`].
     pub(crate) fn watch(&self) -> Result<()> {
         self.lab.n1.host.ns.nft(&format!(
             "table inet {TABLE} {{
@@ -157,6 +157,14 @@ impl Fixture {
                 }}
             }}"
         ))
+    }
+
+    pub(crate) fn unwatch(&self) -> Result<()> {
+        self.lab
+            .n1
+            .host
+            .ns
+            .nft(&format!("delete table inet {TABLE}"))
     }
 
     /// Makes the node drop forwarded packets to a pod, in table `inet far`. `what` is a further nft
@@ -220,7 +228,7 @@ impl Fixture {
     }
 
     /// Starts to count the packets that pods receive, by the hops behind them, and the ICMP errors
-    /// that pods receive.
+    /// that pods receive, until [`Self::count_no_hops`].
     pub(crate) fn count_hops(&self) -> Result<()> {
         self.lab.host("p1b").ns.nft(&format!(
             "table inet {TABLE} {{
@@ -250,6 +258,13 @@ impl Fixture {
         ))
     }
 
+    pub(crate) fn count_no_hops(&self) -> Result<()> {
+        ["p1a", "p1b"].into_iter().try_for_each(|pod| {
+            let ns = &self.lab.host(pod).ns;
+            ns.nft(&format!("delete table inet {TABLE}"))
+        })
+    }
+
     pub(crate) fn hops(&self) -> Result<(u64, u64)> {
         let pod = self.lab.host("p1b");
         Ok((counter(pod, TABLE, "one")?, counter(pod, TABLE, "other")?))
@@ -259,12 +274,21 @@ impl Fixture {
         counter(self.lab.host("p1a"), TABLE, "long")
     }
 
-    /// Sets the MTU of the path to the backend.
+    /// Sets the MTU of the path to the backend, until [`Self::widen`].
     pub(crate) fn narrow(&self, family: Family, mtu: u32) -> Result<()> {
+        self.route_to_backend(family, &format!("mtu lock {mtu}"))
+    }
+
+    pub(crate) fn widen(&self, family: Family) -> Result<()> {
+        self.route_to_backend(family, "")
+    }
+
+    /// Gives the path to the backend these attributes alone.
+    fn route_to_backend(&self, family: Family, attributes: &str) -> Result<()> {
         let pod = self.lab.host("p1b");
         let bits = if family == Family::V4 { 32 } else { 128 };
         self.lab.n1.host.ns.ip(&format!(
-            "route replace {}/{bits} dev p1b mtu lock {mtu}",
+            "route replace {}/{bits} dev p1b {attributes}",
             pod.addrs.ip(family)
         ))
     }

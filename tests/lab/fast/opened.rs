@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use testbed::agent::{Agent, DEADLINE, wait_until};
+use testbed::cases::Running;
 use testbed::echo::{Connection, Protocol, pattern};
 use testbed::lab::Family;
 use testbed::stranger::{self, Stranger};
@@ -97,6 +98,22 @@ fn kube_router(fixture: &Fixture) -> String {
     text + "meta mark & 0x20000 == 0x20000 counter accept\n}\n"
 }
 
+/// Loads chains, and waits until the fast path knows them.
+pub(super) fn load(running: &Running<Fixture>, shape: Shape) -> Result<()> {
+    shape.load(running.fixture)?;
+    says(
+        &running.agent,
+        "connections are opened through the stack, because rule",
+    )
+}
+
+/// Removes the chains of [`load`].
+pub(super) fn unload(running: &Running<Fixture>) -> Result<()> {
+    let node = &running.fixture.lab.n1.host.ns;
+    node.nft("delete table inet policies")?;
+    says(&running.agent, "; bypass for connections")
+}
+
 /// Returns the number of packets that the chains have dropped as invalid.
 pub(super) fn invalid(fixture: &Fixture) -> Result<u64> {
     counter(&fixture.lab.n1.host, "policies", "invalid")
@@ -127,20 +144,16 @@ fn dial_all(fixture: &Fixture) -> Result<Vec<Connection>> {
         .collect()
 }
 
-#[test]
-fn open_connections_skip_the_chains_of_policies() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
+pub(super) fn open_connections_skip_the_chains_of_policies(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
     for shape in Shape::ALL {
-        shape.load(&fixture)?;
         let done = || -> Result<()> {
-            says(
-                &agent,
-                "connections are opened through the stack, because rule",
-            )?;
-            says(&agent, OPEN_ONES)?;
-            let mut connections = dial_all(&fixture)?;
-            until_open_ones_skip(&fixture, &agent, &mut connections)?;
+            load(running, shape)?;
+            says(agent, OPEN_ONES)?;
+            let mut connections = dial_all(fixture)?;
+            until_open_ones_skip(fixture, agent, &mut connections)?;
             let liberal = fixture
                 .lab
                 .n1
@@ -151,15 +164,15 @@ fn open_connections_skip_the_chains_of_policies() -> Result<()> {
             for (nth, family) in Family::ALL.into_iter().enumerate() {
                 let mut stream = connections.remove(nth);
                 // The first second after a silence takes the stack.
-                until_open_ones_skip(&fixture, &agent, std::slice::from_mut(&mut stream))?;
+                until_open_ones_skip(fixture, agent, std::slice::from_mut(&mut stream))?;
                 // One second of sixteen takes the stack, and may coincide with a transfer.
                 wait_until(
                     DEADLINE,
                     &format!("a transfer over {family} skips the stack"),
                     || {
-                        let before = fixture.fast(&agent)?;
+                        let before = fixture.fast(agent)?;
                         exchange(&mut stream, 2, 4 << 20)?;
-                        Ok(fixture.fast(&agent)? > before + 100)
+                        Ok(fixture.fast(agent)? > before + 100)
                     },
                 )?;
                 // The silence lasts until the transfer is long over.
@@ -175,27 +188,27 @@ fn open_connections_skip_the_chains_of_policies() -> Result<()> {
                 .iter_mut()
                 .try_for_each(|one| exchange(one, 3, 100))?;
             ensure!(
-                invalid(&fixture)? == 0,
+                invalid(fixture)? == 0,
                 "{} packets were invalid to conntrack",
-                invalid(&fixture)?
+                invalid(fixture)?
             );
             Ok(())
         };
         done().with_context(|| format!("{shape:?}"))?;
     }
-    agent.stop()
+    unload(running)
 }
 
 /// A reset far ahead of the sequence numbers that conntrack has seen.
-#[test]
-fn conntrack_sees_the_reset_of_a_connection_that_skipped_the_stack() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
-    Shape::KubeRouter.load(&fixture)?;
-    says(&agent, OPEN_ONES)?;
+pub(super) fn conntrack_sees_the_reset_of_a_connection_that_skipped_the_stack(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
+    load(running, Shape::KubeRouter)?;
+    says(agent, OPEN_ONES)?;
     for family in Family::ALL {
         let mut connections = vec![fixture.dial(Path::Local, Protocol::Tcp, family)?];
-        until_open_ones_skip(&fixture, &agent, &mut connections)?;
+        until_open_ones_skip(fixture, agent, &mut connections)?;
         exchange(&mut connections[0], 1, 4 << 20)?;
         // The agent updates conntrack again once the flow skips the stack.
         let until = Instant::now() + Duration::from_secs(5);
@@ -214,26 +227,26 @@ fn conntrack_sees_the_reset_of_a_connection_that_skipped_the_stack() -> Result<(
         .with_context(|| family.to_string())?;
     }
     ensure!(
-        invalid(&fixture)? == 0,
+        invalid(fixture)? == 0,
         "{} packets were invalid to conntrack",
-        invalid(&fixture)?
+        invalid(fixture)?
     );
-    agent.stop()
+    unload(running)
 }
 
-#[test]
-fn open_connections_meet_a_rule_before_established_within_a_second() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let agent = fixture.start("auto")?;
-    Shape::Calico.load(&fixture)?;
-    says(&agent, OPEN_ONES)?;
+pub(super) fn open_connections_meet_a_rule_before_established_within_a_second(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
+    load(running, Shape::Calico)?;
+    says(agent, OPEN_ONES)?;
     let node = &fixture.lab.n1.host.ns;
     for protocol in Protocol::COMMON {
         let mut connections = Family::ALL
             .into_iter()
             .map(|family| fixture.dial(Path::Local, protocol, family))
             .collect::<Result<Vec<_>>>()?;
-        until_open_ones_skip(&fixture, &agent, &mut connections)?;
+        until_open_ones_skip(fixture, agent, &mut connections)?;
         node.nft(
             "table inet strict {
                 counter met { }
@@ -258,23 +271,23 @@ fn open_connections_meet_a_rule_before_established_within_a_second() -> Result<(
             wait_until(DEADLINE, "a second has gone by", || {
                 Ok(added.elapsed() > Duration::from_millis(1_200))
             })?;
-            let before = fixture.fast(&agent)?;
+            let before = fixture.fast(agent)?;
             let_seconds_pass(1)?;
             ensure!(
-                fixture.fast(&agent)? == before,
+                fixture.fast(agent)? == before,
                 "{protocol}: packets skip the rule"
             );
             says(
-                &agent,
+                agent,
                 "rule 1 of chain forward of table inet strict may drop the packet",
             )?;
             node.nft("delete table inet strict")?;
             drop(blocked);
             Ok(())
         })?;
-        says(&agent, OPEN_ONES)?;
+        says(agent, OPEN_ONES)?;
     }
-    agent.stop()
+    unload(running)
 }
 
 #[test]

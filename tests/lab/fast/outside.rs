@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use testbed::agent::{Agent, DEADLINE, wait_until};
+use testbed::cases::Running;
 use testbed::echo::{Connection, Protocol, pattern};
 use testbed::lab::Family;
 use testbed::test_run::let_seconds_pass;
 
 use super::fixture::{Fixture, Path, counter, said};
-use super::opened::{Shape, invalid};
+use super::opened::{Shape, invalid, load, unload};
 use super::{exchange, says};
 
 /// The text of `kpx status` while these exchanges skip the stack.
@@ -39,26 +40,23 @@ fn dial(fixture: &Fixture, family: Family) -> Result<Connection> {
     fixture.dial(Path::NodePortLocal, Protocol::Udp, family)
 }
 
-#[test]
-fn open_exchanges_from_outside_skip_the_chains_of_policies() -> Result<()> {
-    let fixture = Fixture::new()?;
-    fixture.watch()?;
-    let agent = fixture.start("auto")?;
+pub(super) fn open_exchanges_from_outside_skip_the_chains_of_policies(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
     for shape in Shape::ALL {
-        shape.load(&fixture)?;
-        says(&agent, OUTSIDE).with_context(|| format!("{shape:?}"))?;
+        load(running, shape)?;
+        says(agent, OUTSIDE).with_context(|| format!("{shape:?}"))?;
         let mut connections = Family::ALL
             .into_iter()
-            .map(|family| dial(&fixture, family))
+            .map(|family| dial(fixture, family))
             .collect::<Result<Vec<_>>>()?;
         // All exchanges request to skip the stack at the same time.
         wait_until(
             DEADLINE,
             &format!("open exchanges from outside skip the stack: {shape:?}"),
             || {
-                let skipping = connections
-                    .iter_mut()
-                    .map(|one| skips(&fixture, &agent, one));
+                let skipping = connections.iter_mut().map(|one| skips(fixture, agent, one));
                 Ok(skipping
                     .collect::<Result<Vec<_>>>()?
                     .into_iter()
@@ -83,7 +81,7 @@ fn open_exchanges_from_outside_skip_the_chains_of_policies() -> Result<()> {
         .flat_map(|other| Family::ALL.map(|family| (other, family)));
     let dial = |((path, protocol), family)| fixture.dial(path, protocol, family);
     let mut others = families.map(dial).collect::<Result<Vec<_>>>()?;
-    let before = fixture.fast(&agent)?;
+    let before = fixture.fast(agent)?;
     for _ in 0..4 {
         others
             .iter_mut()
@@ -91,15 +89,15 @@ fn open_exchanges_from_outside_skip_the_chains_of_policies() -> Result<()> {
         let_seconds_pass(1)?;
     }
     ensure!(
-        fixture.fast(&agent)? == before,
+        fixture.fast(agent)? == before,
         "others have skipped the stack"
     );
     ensure!(
-        invalid(&fixture)? == 0,
+        invalid(fixture)? == 0,
         "{} packets were invalid to conntrack",
-        invalid(&fixture)?
+        invalid(fixture)?
     );
-    agent.stop()
+    unload(running)
 }
 
 /// Attaches a foreign filter at a hook, and detaches it once it has seen the packets of a

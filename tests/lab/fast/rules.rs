@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use testbed::agent::{DEADLINE, Service, wait_until};
+use testbed::cases::Running;
 use testbed::echo::Protocol;
 use testbed::lab::{CLUSTER_PODS, Family};
 
@@ -50,21 +51,21 @@ fn add_flannel(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn bypass_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them() -> Result<()> {
-    let fixture = Fixture::new()?;
-    add_flannel(&fixture)?;
-    let agent = fixture.start("auto")?;
+pub(super) fn bypass_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_them(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
+    add_flannel(fixture)?;
     says(
-        &agent,
+        agent,
         "bypass for connections between this node's pods with addresses of its podCIDRs",
     )?;
     says(
-        &agent,
+        agent,
         "chain FORWARD of table ip filter, chain FORWARD of table ip6 filter",
     )?;
     for (family, tool) in [(Family::V4, "iptables-nft"), (Family::V6, "ip6tables-nft")] {
-        until_bypass(&fixture, &agent, family)?;
+        until_bypass(fixture, agent, family)?;
         let rule = |verb: &str| {
             let client = fixture.lab.host("p1a").addrs.ip(family).to_string();
             let place = if verb == "-I" { &["1"][..] } else { &[] };
@@ -94,27 +95,24 @@ fn bypass_connections_skip_rules_that_accept_them_and_meet_a_rule_that_drops_the
             },
         )
         .with_context(|| family.to_string())?;
-        says(&agent, "because rule 1 of chain FORWARD of table ip")?;
+        says(agent, "because rule 1 of chain FORWARD of table ip")?;
         rule("-D")?;
         says(
-            &agent,
+            agent,
             "bypass for connections between this node's pods with addresses of its podCIDRs",
         )?;
     }
-    agent.stop()
+    let node = &fixture.lab.n1.host.ns;
+    node.nft("delete table ip filter\ndelete table ip6 filter")
 }
 
 /// The CNI's masquerading excludes packets between pods.
-#[test]
-fn bypass_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them() -> Result<()> {
-    let fixture = Fixture::new()?;
-    fixture.watch()?;
-    let networks = Family::ALL
-        .map(|family| CLUSTER_PODS.cidr(family))
-        .join(",");
-    let agent = fixture.kpx(&["--cluster-cidr", &networks])?;
+pub(super) fn bypass_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
     says(
-        &agent,
+        agent,
         "bypass for connections of this node's pods to pods with addresses of the cluster's networks",
     )?;
     for (family, protocol) in Family::ALL
@@ -132,15 +130,15 @@ fn bypass_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them()
             DEADLINE,
             "the link address of the other node is known",
             || {
-                let before = fixture.passed(&agent)?;
+                let before = fixture.passed(agent)?;
                 reach()?;
-                Ok(fixture.passed(&agent)?.since(before).1 == 0)
+                Ok(fixture.passed(agent)?.since(before).1 == 0)
             },
         )
         .with_context(|| format!("{protocol} by {family}"))?;
-        let before = fixture.passed(&agent)?;
+        let before = fixture.passed(agent)?;
         reach().with_context(|| format!("{protocol} by {family}"))?;
-        let (fast, forwarded) = fixture.passed(&agent)?.since(before);
+        let (fast, forwarded) = fixture.passed(agent)?.since(before);
         ensure!(
             forwarded == 0,
             "{protocol} by {family}: the stack has forwarded {forwarded} packets"
@@ -163,17 +161,18 @@ fn bypass_connections_to_other_nodes_skip_the_stack_until_a_rule_is_about_them()
                     .is_err())
             },
         )?;
-        until_bypass(&fixture, &agent, family)?;
+        until_bypass(fixture, agent, family)?;
     }
     says(
-        &agent,
+        agent,
         "bypass for connections between this node's pods with addresses of its podCIDRs",
     )?;
     says(
-        &agent,
+        agent,
         "those to other nodes take the stack, because rule 1 of chain forward of table inet far",
     )?;
-    agent.stop()
+    let node = &fixture.lab.n1.host.ns;
+    node.nft("delete table inet far")
 }
 
 /// kpx disregards a rule for a bridge only while the bridge exists. The sync period exceeds this
@@ -202,16 +201,20 @@ fn a_rule_for_a_bridge_counts_once_the_bridge_has_gone() -> Result<()> {
     agent.stop()
 }
 
+/// A Service of a pod without a server.
+pub(super) fn closed() -> Service {
+    Service::new("closed", 13, &["p1b"], 9)
+}
+
 /// Conntrack lacks the connection of the error, and would call the error invalid.
-#[test]
-fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
-    let fixture = Fixture::new()?;
-    fixture.put(&Service::new("closed", 13, &["p1b"], 9))?;
-    let agent = fixture.start("auto")?;
+pub(super) fn errors_about_connections_miss_a_rule_for_invalid_packets(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
     for family in Family::ALL {
-        until_bypass(&fixture, &agent, family)?;
+        until_bypass(fixture, agent, family)?;
         ensure!(
-            is_refused(&fixture, family)?,
+            is_refused(fixture, family)?,
             "{family}: an error does not pass without the rule"
         );
     }
@@ -225,17 +228,18 @@ fn errors_about_connections_miss_a_rule_for_invalid_packets() -> Result<()> {
         }",
     )?;
     says(
-        &agent,
+        agent,
         "chain forward of table inet invalid; those to other nodes",
     )?;
     for family in Family::ALL {
-        until_bypass(&fixture, &agent, family)?;
+        until_bypass(fixture, agent, family)?;
         ensure!(
-            is_refused(&fixture, family)?,
+            is_refused(fixture, family)?,
             "{family}: the rule drops an error"
         );
     }
-    agent.stop()
+    let node = &fixture.lab.n1.host.ns;
+    node.nft("delete table inet invalid")
 }
 
 /// Returns true if the pod's port refuses a client.
@@ -245,7 +249,7 @@ fn is_refused(fixture: &Fixture, family: Family) -> Result<bool> {
         .ns
         .run(|| UdpSocket::bind(SocketAddr::new(client.addrs.ip(family), 0)))?;
     socket.set_read_timeout(Some(Duration::from_secs(2)))?;
-    socket.connect(Service::new("", 13, &[], 9).frontend(family))?;
+    socket.connect(closed().frontend(family))?;
     socket.send(b"hello")?;
     match socket.recv(&mut [0; 16]) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(true),

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use testbed::agent::{Agent, DEADLINE, wait_until};
+use testbed::cases::Running;
 use testbed::echo::Protocol;
 use testbed::lab::{CLUSTER_PODS, Family, Layout, TunnelKind};
 use testbed::netns::NetNs;
 
-use super::fixture::{Fixture, Path};
+use super::fixture::{Fixture, Path, said};
 use super::{exchange, says, until_bypass};
 
 const SOON: Duration = Duration::from_millis(900);
@@ -18,7 +19,7 @@ const FAR: &str = "bypass for connections of this node's pods to pods";
 const NEAR: &str = "those to other nodes take the stack, because rule";
 
 /// Starts kpx with the cluster's networks.
-fn start<'a>(fixture: &'a Fixture, args: &[&str]) -> Result<Agent<'a>> {
+pub(super) fn start<'a>(fixture: &'a Fixture, args: &[&str]) -> Result<Agent<'a>> {
     let networks = Family::ALL
         .map(|family| CLUSTER_PODS.cidr(family))
         .join(",");
@@ -45,9 +46,8 @@ fn until_far(fixture: &Fixture, agent: &Agent, family: Family) -> Result<()> {
 
 fn set(node: &NetNs, devices: &[&str], rp_filter: u8) -> Result<()> {
     devices.iter().try_for_each(|device| {
-        let key = format!("net.ipv4.conf.{device}.rp_filter={rp_filter}");
-        node.exec(Command::new("sysctl").args(["-w", &key]))
-            .map(drop)
+        let key = format!("ipv4/conf/{device}/rp_filter");
+        node.sysctl(&key, &rp_filter.to_string())
     })
 }
 
@@ -61,32 +61,32 @@ fn reach(fixture: &Fixture, protocol: Protocol) -> Result<()> {
 }
 
 /// Bypass connections between pods of this node are still opened then.
-#[test]
-fn datagrams_of_bypass_flows_meet_a_rule_about_other_nodes() -> Result<()> {
-    let fixture = Fixture::new()?;
-    fixture.watch()?;
-    let agent = start(&fixture, &[])?;
+pub(super) fn datagrams_of_bypass_flows_meet_a_rule_about_other_nodes(
+    running: &Running<Fixture>,
+) -> Result<()> {
+    let Running { fixture, agent } = running;
     let mut open = Vec::new();
     for family in Family::ALL {
-        until_far(&fixture, &agent, family)?;
+        until_far(fixture, agent, family)?;
         let mut one = fixture.dial_within(SOON, Path::Remote, Protocol::Udp, family)?;
         exchange(&mut one, 3, 100)?;
         open.push(one);
     }
     fixture.drop_towards("p2a", "")?;
-    says(&agent, NEAR)?;
+    says(agent, NEAR)?;
     for one in &mut open {
         wait_until(Duration::from_secs(4), "datagrams meet the rule", || {
             Ok(exchange(one, 1, 100).is_err())
         })?;
     }
-    agent.stop()
+    let node = &fixture.lab.n1.host.ns;
+    node.nft("delete table inet far")?;
+    says(agent, FAR)
 }
 
 /// A rule against spoofed sources must see the packets that enter by its device.
-#[test]
-fn rules_by_reply_device_apply() -> Result<()> {
-    let fixture = Fixture::new()?;
+pub(super) fn rules_by_reply_device_apply(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, agent } = running;
     let node = &fixture.lab.n1.host.ns;
     node.ip("link add br9 type bridge\nlink set br9 up")?;
     node.nft(
@@ -97,12 +97,13 @@ fn rules_by_reply_device_apply() -> Result<()> {
             }
         }",
     )?;
-    let agent = start(&fixture, &[])?;
     says(
-        &agent,
+        agent,
         "those to other nodes take the stack, because rule 1 of chain forward of table inet spoof",
     )?;
-    agent.stop()
+    node.nft("delete table inet spoof")?;
+    node.ip("link del br9")?;
+    says(agent, FAR)
 }
 
 /// Conntrack must see a connection whose replies enter by a device without Ethernet headers,
@@ -141,20 +142,16 @@ fn answers_by_a_tunnel_pass_a_rule_for_established_connections() -> Result<()> {
 }
 
 /// The pod's route goes with the pod, and another route leads to its address then.
-#[test]
-fn bypass_connection_keeps_its_device() -> Result<()> {
-    let fixture = Fixture::new()?;
+pub(super) fn bypass_connection_keeps_its_device(running: &Running<Fixture>) -> Result<()> {
+    let Running { fixture, agent } = running;
     let node = &fixture.lab.n1.host.ns;
-    let agent = fixture.start("auto")?;
-    until_bypass(&fixture, &agent, Family::V4)?;
+    until_bypass(fixture, agent, Family::V4)?;
     let mut open = fixture.dial_within(SOON, Path::Local, Protocol::Tcp, Family::V4)?;
     exchange(&mut open, 3, 100)?;
     let remote = || Ok::<_, anyhow::Error>(agent.status()?["events"]["fast_remote"].as_u64());
     let before = remote()?;
-    node.ip(&format!(
-        "route del {}/32 dev p1b",
-        fixture.lab.host("p1b").addrs.v4
-    ))?;
+    let route = format!("{}/32 dev p1b", fixture.lab.host("p1b").addrs.v4);
+    node.ip(&format!("route del {route}"))?;
     // The programs follow within moments.
     wait_until(DEADLINE, "there is no way to the pod", || {
         Ok(exchange(&mut open, 1, 3_000).is_err())
@@ -163,7 +160,8 @@ fn bypass_connection_keeps_its_device() -> Result<()> {
         remote()? == before,
         "packets have left by another device, past the stack"
     );
-    agent.stop()
+    node.ip(&format!("route add {route}"))?;
+    said(open.reset())
 }
 
 /// The rule names a bridge port, by which no routed packet leaves while it is in the bridge.
