@@ -124,6 +124,23 @@ impl Fixture {
     }
 }
 
+/// A fixture, and the kpx that runs in it with one attach mechanism.
+pub(crate) struct Running<'a> {
+    pub(crate) fixture: &'a Fixture,
+    pub(crate) kpx: Agent<'a>,
+    pub(crate) attach: &'static str,
+}
+
+impl<'a> Running<'a> {
+    pub(crate) fn start(fixture: &'a Fixture, attach: &'static str) -> Result<Self> {
+        Ok(Self {
+            fixture,
+            kpx: fixture.kpx(attach)?,
+            attach,
+        })
+    }
+}
+
 pub(crate) fn ifindex(ns: &NetNs, device: &str) -> Result<u32> {
     ns.run(|| if_nametoindex(device))
         .with_context(|| format!("no device {device}"))

@@ -6,12 +6,12 @@ use testbed::http::get_at_socket;
 use testbed::lab::Family;
 use testbed::netns::NetNs;
 
-use crate::churn::fixture::{Fixture, PROMPT, is_hooked};
+use crate::churn::fixture::{PROMPT, Running, is_hooked};
+use crate::churn::pods::{held, until_held};
 
-#[test]
-fn device_names_may_move_between_devices() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let kpx = fixture.kpx("tcx")?;
+pub(super) fn device_names_may_move_between_devices(running: &Running) -> Result<()> {
+    let Running { fixture, kpx, .. } = running;
+    let before = held(kpx, fixture)?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
     // The devices of two pods swap their names.
     for _ in 0..5 {
@@ -52,13 +52,13 @@ fn device_names_may_move_between_devices() -> Result<()> {
         "{status}"
     );
     kept.exchange(b"after all that")?;
-    kpx.stop()
+    drop(pods); // All devices go with their namespace.
+    until_held(before, kpx, fixture)
 }
 
-#[test]
-fn devices_that_are_gone_again_are_no_problem() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let kpx = fixture.kpx("tcx")?;
+pub(super) fn devices_that_are_gone_again_are_no_problem(running: &Running) -> Result<()> {
+    let Running { fixture, kpx, .. } = running;
+    let before = held(kpx, fixture)?;
     let lines: Vec<String> = (0..100)
         .map(|n| format!("link add gone{n} type veth peer name peer{n}\nlink set gone{n} up\nlink del gone{n}"))
         .collect();
@@ -75,5 +75,6 @@ fn devices_that_are_gone_again_are_no_problem() -> Result<()> {
         !events.contains("device gone") && !events.contains("device peer"),
         "{events}"
     );
-    kpx.stop()
+    fixture.node().ip("link del last")?;
+    until_held(before, kpx, fixture)
 }

@@ -17,7 +17,9 @@ use testbed::echo::{Dial, Protocol, pattern};
 use testbed::lab::Family;
 use testbed::netns::NetNs;
 
-use crate::churn::fixture::{Fixture, NODE_PORT, PROMPT, ifindex, is_hooked, repairs, tc, tcx};
+use crate::churn::fixture::{
+    Fixture, NODE_PORT, PROMPT, Running, ifindex, is_hooked, repairs, tc, tcx,
+};
 use crate::churn::links;
 use crate::tables::alone;
 
@@ -26,12 +28,12 @@ const HOOKS: [(TcAttachType, &str, &str); 2] = [
     (TcAttachType::Egress, "egress", "kpx_egress"),
 ];
 
-#[test]
-fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
+pub(super) fn others_programs_before_and_after_ours_change_nothing(
+    running: &Running,
+) -> Result<()> {
+    let Running { fixture, kpx, .. } = running;
     let _alone = alone();
-    let fixture = Fixture::new()?;
     let node = fixture.node();
-    let kpx = fixture.kpx("tcx")?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
     // A program can be attached to a hook only once.
     let mut others = [other()?, other()?];
@@ -55,9 +57,10 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
         .context("with others around")?;
     kept.exchange(b"with others around")?;
 
+    let before = repairs(kpx, "program")?;
     links::detach_all(kpx.pid(), ifindex(node, "p1a")?, "gress")?;
     wait_until(PROMPT, "ours are back", || {
-        Ok(repairs(&kpx, "program")? > 0.0 && is_hooked(node, "tcx", "p1a")?)
+        Ok(repairs(kpx, "program")? > before && is_hooked(node, "tcx", "p1a")?)
     })?;
     for (direction, _, ours) in HOOKS {
         ensure!(
@@ -69,7 +72,7 @@ fn others_programs_before_and_after_ours_change_nothing() -> Result<()> {
         .all_served(&["p1a", "n1", "x"])
         .context("behind others")?;
     kept.exchange(b"behind others")?;
-    kpx.stop()
+    Ok(())
 }
 
 /// The name of the program in [`other`].
@@ -96,11 +99,9 @@ pub(crate) fn other() -> Result<Ebpf> {
     Ok(verifier::loader().load(&object)?)
 }
 
-#[test]
-fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
-    let fixture = Fixture::new()?;
+pub(super) fn others_filters_before_and_after_ours_change_nothing(running: &Running) -> Result<()> {
+    let Running { fixture, kpx, .. } = running;
     let node = fixture.node();
-    let kpx = fixture.kpx("clsact")?;
     let mut kept = fixture.connect("p1a", Family::V4)?;
     for (prio, (_, hook, _)) in HOOKS
         .into_iter()
@@ -114,6 +115,7 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
         .context("with others around")?;
     kept.exchange(b"with others around")?;
     fixture.settles()?;
+    let before = repairs(kpx, "program")?;
     for (_, hook, _) in HOOKS {
         tc(
             node,
@@ -124,7 +126,7 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
         )?;
     }
     wait_until(PROMPT, "ours are back", || {
-        Ok(repairs(&kpx, "program")? > 0.0 && is_hooked(node, "clsact", "p1a")?)
+        Ok(repairs(kpx, "program")? > before && is_hooked(node, "clsact", "p1a")?)
     })?;
     for (_, hook, _) in HOOKS {
         let filters = tc(node, &format!("filter show dev p1a {hook}"))?;
@@ -137,7 +139,13 @@ fn others_filters_before_and_after_ours_change_nothing() -> Result<()> {
         .all_served(&["p1a", "n1", "x"])
         .context("put back among others")?;
     kept.exchange(b"put back among others")?;
-    kpx.stop()
+    for (prio, (_, hook, _)) in HOOKS
+        .into_iter()
+        .flat_map(|hook| [("1", hook), ("60000", hook)])
+    {
+        tc(node, &format!("filter del dev p1a {hook} prio {prio}"))?;
+    }
+    Ok(())
 }
 
 /// The classes of filters: none, one, and some that look like kpx's marks.
@@ -151,44 +159,44 @@ const CLASSES: [&[&str]; 6] = [
 ];
 
 /// The class overwrites the mark that kpx leaves on masqueraded packets.
-#[test]
-fn foreign_filter_class_keeps_service_traffic() -> Result<()> {
-    let fixture = Fixture::new()?;
+pub(super) fn foreign_filter_class_keeps_service_traffic(running: &Running) -> Result<()> {
+    let Running {
+        fixture, attach, ..
+    } = running;
     let node = fixture.node();
     fixture.put(&fixture.web.backed_by(&["p2a"]))?;
     // Conntrack reassembles fragments, and the host fragments the packet again.
     node.nft(
         "table inet tracks { chain forward { type filter hook forward priority 0; ct state invalid counter; }; }",
     )?;
-    for attach in ["tcx", "clsact"] {
-        let kpx = fixture.kpx(attach)?;
-        wait_until(PROMPT, "eth0 has its programs", || {
-            is_hooked(node, attach, "eth0")
-        })?;
-        if attach == "tcx" {
-            tc(node, "qdisc add dev eth0 clsact")?;
-        }
-        for class in CLASSES {
-            // TC_ACT_OK: no later filter runs.
-            add_filter(node, "eth0 ingress prio 60000", class)?;
-            wait_until(PROMPT, "kpx knows of the filter", || {
-                is_filtered(&fixture, "eth0")
-            })?;
-            let serves = || {
-                fixture
-                    .all_served(&["p1a", "n1", "x"])
-                    .and_then(|()| serves_fragments(&fixture))
-            };
-            serves().with_context(|| format!("by {attach}, with {class:?}"))?;
-            tc(node, "filter del dev eth0 ingress prio 60000")?;
-            wait_until(PROMPT, "kpx knows that the filter is gone", || {
-                Ok(!is_filtered(&fixture, "eth0")?)
-            })?;
-        }
-        tc(node, "qdisc del dev eth0 clsact")?;
-        kpx.stop()?;
+    wait_until(PROMPT, "eth0 has its programs", || {
+        is_hooked(node, attach, "eth0")
+    })?;
+    if *attach == "tcx" {
+        tc(node, "qdisc add dev eth0 clsact")?;
     }
-    Ok(())
+    for class in CLASSES {
+        // TC_ACT_OK: no later filter runs.
+        add_filter(node, "eth0 ingress prio 60000", class)?;
+        wait_until(PROMPT, "kpx knows of the filter", || {
+            is_filtered(fixture, "eth0")
+        })?;
+        let serves = || {
+            fixture
+                .all_served(&["p1a", "n1", "x"])
+                .and_then(|()| serves_fragments(fixture))
+        };
+        serves().with_context(|| format!("by {attach}, with {class:?}"))?;
+        tc(node, "filter del dev eth0 ingress prio 60000")?;
+        wait_until(PROMPT, "kpx knows that the filter is gone", || {
+            Ok(!is_filtered(fixture, "eth0")?)
+        })?;
+    }
+    if *attach == "tcx" {
+        tc(node, "qdisc del dev eth0 clsact")?;
+    }
+    node.nft("delete table inet tracks")?;
+    fixture.put(&fixture.web)
 }
 
 /// Returns true if the programs expect a foreign filter behind them on a device's ingress.

@@ -11,7 +11,7 @@ use aya::programs::TcAttachType;
 use testbed::agent::{Agent, wait_until};
 use testbed::lab::Family;
 
-use crate::churn::fixture::{Fixture, PROMPT, ifindex, is_hooked, repairs, tc, tcx};
+use crate::churn::fixture::{Fixture, PROMPT, Running, ifindex, is_hooked, repairs, tc, tcx};
 use crate::churn::links;
 
 /// A range by which the kernel gives sockets some of the source ports that kpx draws.
@@ -243,13 +243,11 @@ fn parameters(fixture: &Fixture, kpx: &Agent<'_>) -> Result<()> {
 }
 
 /// The test changes the value again right after each repair, so that every sync finds it changed.
-#[test]
-fn every_repair_of_a_parameter_is_counted() -> Result<()> {
+pub(super) fn every_repair_of_a_parameter_is_counted(running: &Running) -> Result<()> {
     const REPAIRS: u32 = 6;
     const KEY: &str = "ipv4/conf/kpx0/src_valid_mark";
-    let fixture = Fixture::new()?;
-    let kpx = fixture.kpx("tcx")?;
-    let before = repairs(&kpx, "sysctl")?;
+    let Running { fixture, kpx, .. } = running;
+    let before = repairs(kpx, "sysctl")?;
     let mut repaired = 0;
     fixture.node().run(|| -> io::Result<()> {
         let path = Path::new("/proc/sys/net").join(KEY);
@@ -266,7 +264,9 @@ fn every_repair_of_a_parameter_is_counted() -> Result<()> {
     ensure!(repaired == REPAIRS, "{repaired} repairs");
     // The count includes the last change.
     wait_until(PROMPT, "kpx counts them", || {
-        Ok(repairs(&kpx, "sysctl")? == before + f64::from(REPAIRS + 1))
+        Ok(repairs(kpx, "sysctl")? == before + f64::from(REPAIRS + 1))
     })?;
-    kpx.stop()
+    kpx.wait(PROMPT, "nothing is wrong", |status| {
+        status.problems.is_empty()
+    })
 }
