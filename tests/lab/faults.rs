@@ -7,3 +7,20 @@ mod memory;
 mod mounts;
 mod process;
 mod rtnl;
+
+use anyhow::Result;
+
+use crate::churn::fixture::{Fixture, Running};
+
+#[test]
+fn agent_that_cannot_work_costs_no_service() -> Result<()> {
+    let fixture = Fixture::new()?;
+    let running = Running::start(&fixture, "tcx")?;
+    testbed::cases!(
+        &running;
+        process::starved_agent_keeps_serving_and_follows_late,
+        process::stopped_agent_keeps_serving_and_catches_up,
+        rtnl::endpoints_change_while_the_work_on_devices_waits,
+    )?;
+    running.kpx.stop()
+}

@@ -17,14 +17,14 @@ const TRACKING: &str = "table inet tracking {
 
 #[test]
 fn full_connection_table_costs_no_open_connection() -> Result<()> {
+    let fixture = Fixture::new()?;
+    fixture.node().nft(TRACKING)?;
     ["off", "on"].iter().try_for_each(|fast_path| {
-        survives(fast_path).with_context(|| format!("fast path {fast_path}"))
+        survives(&fixture, fast_path).with_context(|| format!("fast path {fast_path}"))
     })
 }
 
-fn survives(fast_path: &str) -> Result<()> {
-    let fixture = Fixture::new()?;
-    fixture.node().nft(TRACKING)?;
+fn survives(fixture: &Fixture, fast_path: &str) -> Result<()> {
     let kpx = fixture
         .base
         .kpx(&["--fast-path", fast_path, "--iptables-sync-period", "1s"])?;

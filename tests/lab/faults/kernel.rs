@@ -17,8 +17,8 @@ use crate::faults::process::{CLIENTS, STILL, serves_for};
 
 #[test]
 fn agent_pins_again_what_another_program_has_unpinned() -> Result<()> {
+    let fixture = Fixture::new()?;
     for attach in ["tcx", "clsact"] {
-        let fixture = Fixture::new()?;
         let kpx = fixture.kpx(attach)?;
         let mut kept = fixture.connect("p1a", Family::V4)?;
         let dir = fixture.node().bpf_dir().join(format!("v{LAYOUT}"));

@@ -10,39 +10,35 @@ use testbed::echo::{Dial, Protocol};
 use testbed::lab::Family;
 use testbed::limits::{CPU, Limits, MEMORY};
 
-use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY};
+use crate::churn::fixture::{Fixture, PORT, PROMPT, Running, TRY};
 
 /// The time without an agent, longer than the agent's periods except the sweep's.
 pub(crate) const STILL: Duration = Duration::from_secs(5);
 pub(crate) const CLIENTS: [&str; 3] = ["p1a", "n1", "x"];
 
-#[test]
-fn stopped_agent_keeps_serving_and_catches_up() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let kpx = fixture.kpx("tcx")?;
+pub(super) fn stopped_agent_keeps_serving_and_catches_up(running: &Running) -> Result<()> {
+    let Running { fixture, kpx, .. } = running;
     let mut kept = fixture.connect("p1a", Family::V4)?;
     kill(kpx.pid(), Signal::SIGSTOP)?;
     // The agent reads the change once it runs again.
     fixture.put(&late())?;
-    serves_for(STILL, &fixture).context("while the agent stands still")?;
+    serves_for(STILL, fixture).context("while the agent stands still")?;
     kept.exchange(b"while the agent stands still")?;
     ensure!(
-        !serves_late(&fixture),
+        !serves_late(fixture),
         "no agent can have written the new Service"
     );
     kill(kpx.pid(), Signal::SIGCONT)?;
     wait_until(PROMPT, "the new Service is served", || {
-        Ok(serves_late(&fixture))
+        Ok(serves_late(fixture))
     })?;
     kpx.wait(PROMPT, "healthy", |status| status.healthy)?;
     kept.exchange(b"after that")?;
-    kpx.stop()
+    remove_late(fixture)
 }
 
-#[test]
-fn starved_agent_keeps_serving_and_follows_late() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let kpx = fixture.kpx("tcx")?;
+pub(super) fn starved_agent_keeps_serving_and_follows_late(running: &Running) -> Result<()> {
+    let Running { fixture, kpx, .. } = running;
     let mut kept = fixture.connect("p1a", Family::V4)?;
     // One per cent of a core.
     let starved = Limits::around(kpx.pid(), &CPU, 1_000)?;
@@ -52,11 +48,11 @@ fn starved_agent_keeps_serving_and_follows_late() -> Result<()> {
         .context("while the agent starves")?;
     kept.exchange(b"while the agent starves")?;
     wait_until(Duration::from_secs(60), "the new Service is served", || {
-        Ok(serves_late(&fixture))
+        Ok(serves_late(fixture))
     })?;
     drop(starved);
     kpx.wait(PROMPT, "healthy", |status| status.healthy)?;
-    kpx.stop()
+    remove_late(fixture)
 }
 
 #[test]
@@ -115,4 +111,12 @@ pub(crate) fn serves_late(fixture: &Fixture) -> bool {
     let to = late().frontend(Family::V4);
     let dial = Dial::new(Protocol::Tcp, to).deadline(TRY);
     dial.exchange(&fixture.lab.host("p1a").ns, b"hello").is_ok()
+}
+
+/// Removes the Service of [`late`], and waits until the agent has done so too.
+fn remove_late(fixture: &Fixture) -> Result<()> {
+    fixture.delete(&late())?;
+    wait_until(PROMPT, "the new Service is gone", || {
+        Ok(!serves_late(fixture))
+    })
 }

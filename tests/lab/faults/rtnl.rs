@@ -10,14 +10,12 @@ use testbed::echo::{Dial, Protocol};
 use testbed::lab::{EXTERNAL, Family};
 use testbed::rtnl::HeldRtnl;
 
-use crate::churn::fixture::{Fixture, PORT, PROMPT, TRY};
+use crate::churn::fixture::{Fixture, PORT, PROMPT, Running, TRY};
 
 const DEVICES: usize = 100;
 
-#[test]
-fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
-    let fixture = Fixture::new()?;
-    let kpx = fixture.kpx("tcx")?;
+pub(super) fn endpoints_change_while_the_work_on_devices_waits(running: &Running) -> Result<()> {
+    let Running { fixture, kpx, .. } = running;
     let mut devices = String::new();
     for nth in 0..DEVICES {
         writeln!(
@@ -30,11 +28,11 @@ fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
     fixture.node().ip(&devices)?;
     let held = HeldRtnl::hold(kpx.run_dir())?;
     kill(kpx.pid(), Signal::SIGCONT)?;
-    change_backends(&fixture, held_secs()?)?;
-    ensure!(attached(&kpx) == 0, "RTNL kept the agent from nothing");
+    change_backends(fixture, held_secs()?)?;
+    ensure!(attached(kpx) == 0, "RTNL kept the agent from nothing");
     held.release()?;
     wait_until(PROMPT, "all devices are attached", || {
-        Ok(attached(&kpx) >= DEVICES)
+        Ok(attached(kpx) >= DEVICES)
     })?;
     kpx.wait(PROMPT, "nothing is wrong", |status| {
         status.healthy && status.problems.is_empty()
@@ -42,17 +40,21 @@ fn endpoints_change_while_the_work_on_devices_waits() -> Result<()> {
 
     // This Service needs rules of the host, which wait for RTNL.
     let held = HeldRtnl::hold(kpx.run_dir())?;
-    let external = EXTERNAL.host(9);
-    fixture.put(&Service::new("external", 11, &["p1b"], PORT).external_ips(external))?;
-    change_backends(&fixture, Duration::ZERO)?;
+    let ips = EXTERNAL.host(9);
+    let external = Service::new("external", 12, &["p1b"], PORT).external_ips(ips);
+    fixture.put(&external)?;
+    change_backends(fixture, Duration::ZERO)?;
     held.release()?;
     for family in Family::ALL {
-        let to = (external.ip(family), SERVICE_PORT).into();
+        let to = (ips.ip(family), SERVICE_PORT).into();
         let dial = Dial::new(Protocol::Tcp, to).deadline(TRY);
         let is_served = || Ok(dial.exchange(fixture.node(), b"hello").is_ok());
         wait_until(PROMPT, &format!("the node reaches {to}"), is_served)?;
     }
-    kpx.stop()
+    fixture.delete(&external)?;
+    fixture.put(&fixture.web)?;
+    let devices = (0..DEVICES).map(|nth| format!("link del burst{nth}\n"));
+    fixture.node().ip(&devices.collect::<String>())
 }
 
 /// Returns the time for which the test holds RTNL while the agent attaches programs: as long as
