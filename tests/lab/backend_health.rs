@@ -26,20 +26,38 @@ const REFUSE: &str = "table inet cut { chain c { type filter hook input priority
 const HEAL: &str = "delete table inet cut";
 
 #[test]
-fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
-    let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
-    let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);
-    let single = Service::new("single", 11, &["p2a"], PORT);
-    let observed = Service::new("observed", 12, &["p1b", "p2a"], PORT)
-        .annotation("kpx.dev/backend-health", "observe");
-    [&web, &single, &observed]
+fn connections_leave_backends_that_do_not_answer() -> Result<()> {
+    let base = &ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
+    [&web(), &single(), &observed()]
         .into_iter()
         .try_for_each(|service| base.put(service))?;
     let agent = base.kpx(&["--backend-health=on"])?;
-    let lab = Lab {
-        base: &base,
-        agent: &agent,
-    };
+    testbed::cases!(
+        &Lab { base, agent: &agent };
+        connections_leave_cut_off_backends_and_come_back,
+        errors::connections_leave_backends_that_are_unreachable,
+    )?;
+    agent.stop()
+}
+
+fn web() -> Service {
+    Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT)
+}
+
+fn single() -> Service {
+    Service::new("single", 11, &["p2a"], PORT)
+}
+
+fn observed() -> Service {
+    Service::new("observed", 12, &["p1b", "p2a"], PORT)
+        .annotation("kpx.dev/backend-health", "observe")
+}
+
+fn connections_leave_cut_off_backends_and_come_back(lab: &Lab) -> Result<()> {
+    let Lab { base, agent } = lab;
+    let web = web();
+    let single = single();
+    let observed = observed();
 
     // One backend of three is dead and costs one SYN.
     let times = lab.dial(&web, 24, Duration::from_secs(3))?;
@@ -136,7 +154,8 @@ fn connections_leave_cut_off_backends_and_come_back() -> Result<()> {
     )?;
     lab.dial(&web, 12, Duration::from_secs(1))
         .context("none goes there")?;
-    agent.stop()
+    base.lab.host("p2b").ns.nft(HEAL)?;
+    lab.comes_back(&web)
 }
 
 struct Lab<'a> {

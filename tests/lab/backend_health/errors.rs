@@ -12,31 +12,28 @@ use testbed::lab::{Family, Layout};
 use testbed::served_lab::ServedLab;
 use testbed::stranger::{self, Stranger};
 
-use super::{CLIENTS, CUT, HEAL, Lab, PORT};
+use super::{CLIENTS, CUT, HEAL, Lab, PORT, web};
 
 /// A firewall that refuses packets for the backends' port by an ICMP error, as most refusing
 /// firewalls do.
 const PROHIBIT: &str = "table inet cut { chain c { type filter hook input priority 0; tcp dport 8080 reject with icmpx admin-prohibited; }; }";
 
 /// One backend is on the clients' node, and one on the other node.
-#[test]
-fn connections_leave_backends_that_are_unreachable() -> Result<()> {
-    let base = ServedLab::with_manifests(Layout::Routed)?.serve(&["p1b", "p2a", "p2b"], PORT)?;
-    let web = Service::new("web", 10, &["p1b", "p2a", "p2b"], PORT);
-    base.put(&web)?;
-    let agent = base.kpx(&["--backend-health=on"])?;
-    let lab = Lab {
-        base: &base,
-        agent: &agent,
-    };
+pub(super) fn connections_leave_backends_that_are_unreachable(lab: &Lab) -> Result<()> {
+    /// In milliseconds between two errors: the kernel's default.
+    const RATE_LIMIT: &str = "1000";
+    let web = web();
     lab.dial(&web, 6, Duration::from_secs(3))?;
     for refusing in ["p1b", "p2a"] {
-        let refused = &base.lab.host(refusing).ns;
+        let refused = &lab.base.lab.host(refusing).ns;
         refused.nft(PROHIBIT)?;
         // Each SYN gets an error, against the default limit of one a second.
-        for limit in ["ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"] {
-            refused.sysctl(limit, "0")?;
-        }
+        let limit_errors = |limit: &str| {
+            ["ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"]
+                .into_iter()
+                .try_for_each(|key| refused.sysctl(key, limit))
+        };
+        limit_errors("0")?;
         wait_until(DEADLINE, "the refusing backend is left out", || {
             let _some_fail = lab.dial(&web, 6, Duration::from_secs(3));
             let mut ejected = lab.ejected(&web)?;
@@ -47,9 +44,10 @@ fn connections_leave_backends_that_are_unreachable() -> Result<()> {
         lab.dial(&web, 12, Duration::from_millis(900))
             .with_context(|| format!("none goes to {refusing}"))?;
         refused.nft(HEAL)?;
+        limit_errors(RATE_LIMIT)?;
         lab.comes_back(&web)?;
     }
-    agent.stop()
+    Ok(())
 }
 
 /// Other pods have the addresses and ports of a waiting connection, and send errors about its
