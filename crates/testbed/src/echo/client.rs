@@ -169,21 +169,22 @@ impl Dial {
         Self { deadline, ..self }
     }
 
-    /// Converses, with a retry after a timeout if pods have a smaller MTU than the links. There the
-    /// first datagram in IPv6 fragments is lost, and an ICMP error reports the path's MTU. A late
-    /// error can end a second conversation.
+    /// Converses, with retries after a timeout if pods have a smaller MTU than the links. There the
+    /// first datagram in IPv6 fragments is lost in each direction, and an ICMP error reports the
+    /// path's MTU. A late error can end a second conversation.
     pub fn learning<T>(
         self,
         layout: Layout,
         converse: impl Fn(Self) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        if self.fragments && self.protocol == Protocol::Udp && layout.mtu() < LINK_MTU {
-            let is_lesson = |fault: &Fault| matches!(fault, Fault::Io(_, error) if error.raw_os_error() == Some(nix::libc::EMSGSIZE));
+        let is_cut = self.fragments && self.protocol == Protocol::Udp && layout.mtu() < LINK_MTU;
+        let lessons = if is_cut { 2 } else { 0 };
+        let is_lesson = |fault: &Fault| match fault {
+            Fault::Io(_, error) => error.raw_os_error() == Some(nix::libc::EMSGSIZE),
+            fault => matches!(fault, Fault::TimedOut(_)),
+        };
+        for _ in 0..lessons {
             match converse(self.deadline(LESSON)) {
-                Err(fault) if is_lesson(&fault) || matches!(fault, Fault::TimedOut(_)) => {}
-                result => return result,
-            }
-            match converse(self) {
                 Err(fault) if is_lesson(&fault) => {}
                 result => return result,
             }
