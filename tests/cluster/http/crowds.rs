@@ -77,7 +77,7 @@ fn headers_without_end_take_neither_memory_nor_files() -> Result<()> {
                 let _sent = stream.write_all(header.as_bytes());
                 held.push(stream);
             }
-            most_files = most_files.max(open_files(&kpx)? - files);
+            most_files = most_files.max(open_files(&kpx)?.saturating_sub(files));
         }
     }
     let peak = kib(&kpx, "VmHWM:")?.saturating_sub(memory);
