@@ -218,7 +218,9 @@ async fn of_family<A: Family, N: NodeFlags>(
             let (input, from) = live.input::<A>(&packet_args, &to).await?;
             let calls_slow_path = live.calls_slow_path();
             let programs = Programs::load(object, &input, args.count, calls_slow_path)?;
-            live.check_tag(input.entry.program, &programs.tag()?)?;
+            for (name, tag) in programs.tags()? {
+                live.check_tag(name, &tag)?;
+            }
             let mut trace = send(programs, input, from, to, args)?;
             let of_backends = answered::notes::<A>(&live, &trace).await;
             let of_way = passed::notes(&trace).await;

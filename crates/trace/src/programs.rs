@@ -14,7 +14,7 @@ use proxy_common::addr::{Addr, Port, Proto, SockAddr};
 use proxy_common::counter::{Counter, Event, Reason};
 use proxy_common::flow::{Flow, FlowKey, Hook};
 use proxy_common::frontend::{Backend, FrontendKey, FrontendKind, Set};
-use proxy_common::hook::PacketHook;
+use proxy_common::hook::{PacketHook, SlowProgram};
 use proxy_common::names::{self, FamilyMaps};
 use proxy_common::policy::{Decision, Origin};
 
@@ -31,6 +31,8 @@ pub(crate) struct Programs<A: Addr> {
     /// The link address of the entry's device.
     mac: [u8; 6],
     mark: u32,
+    /// The program of the slow path, if the entry's program calls it.
+    slow_path: Option<SlowProgram>,
     /// The counters after the last packet, summed over all CPUs.
     counters: Vec<u64>,
     no_decision: Decision<A>,
@@ -110,14 +112,13 @@ impl<A: Family> Programs<A> {
             .with_context(|| format!("no program {name} in the BPF object"))?
             .try_into()?;
         verifier::load(|| program.load()).with_context(|| format!("load a copy of {name}"))?;
-        if calls_slow_path {
-            let hook = PacketHook::ALL
-                .into_iter()
-                .find(|hook| hook.program() == name)
-                .with_context(|| format!("{name} is at no hook"))?;
-            let [of_v4, of_v6] = hook.slow();
-            slow_path::load(&mut ebpf, [if A::IS_IPV4 { of_v4 } else { of_v6 }])?;
-        }
+        let hook = PacketHook::ALL
+            .into_iter()
+            .find(|hook| hook.program() == name)
+            .with_context(|| format!("{name} is at no hook"))?;
+        let [of_v4, of_v6] = hook.slow();
+        let slow_path = calls_slow_path.then_some(if A::IS_IPV4 { of_v4 } else { of_v6 });
+        slow_path::load(&mut ebpf, slow_path)?;
         let none = FrontendKey::address(A::UNSPECIFIED);
         let no_decision = Decision {
             frontend: none,
@@ -134,6 +135,7 @@ impl<A: Family> Programs<A> {
             entry: input.entry.clone(),
             mac: input.mac(),
             mark: input.mark,
+            slow_path,
             counters,
             no_decision,
         };
@@ -180,13 +182,20 @@ impl<A: Family> Programs<A> {
         })
     }
 
-    /// Returns the tag, the kernel's hash of the program's instructions, as in `kpx status`.
-    pub(crate) fn tag(&self) -> Result<String> {
-        let info = self
-            .program()?
-            .info()
-            .with_context(|| format!("read information about {}", self.entry.program))?;
-        Ok(format!("{:016x}", info.tag()))
+    /// Returns the programs' names and tags: the kernel's hashes of their instructions, as in
+    /// `kpx status`.
+    pub(crate) fn tags(&self) -> Result<Vec<(&'static str, String)>> {
+        let names = [self.entry.program]
+            .into_iter()
+            .chain(self.slow_path.map(SlowProgram::program));
+        let tag = |name| {
+            let program = self.ebpf.program(name).context("the program was loaded")?;
+            let info = program
+                .info()
+                .with_context(|| format!("read information about {name}"))?;
+            Ok((name, format!("{:016x}", info.tag())))
+        };
+        names.map(tag).collect()
     }
 
     /// Runs the program, and returns its action (linux/pkt_cls.h).

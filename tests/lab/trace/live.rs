@@ -13,6 +13,7 @@ use expect_test::expect;
 use proxy_common::addr::{Addr4, Addr6};
 use proxy_common::counter::Reason;
 use proxy_common::flow::{Flow, FlowKey};
+use proxy_common::hook::SlowProgram;
 use proxy_common::names::{INGRESS, IPV4, IPV6, LO};
 use proxy_trace::report::{Origin, Trace, Verdict};
 use testbed::agent::{Agent, Cluster, DEADLINE, Service, wait_until};
@@ -85,7 +86,9 @@ fn agree(layout: Layout) -> Result<()> {
     in_device(&lab, &agent, services[0].frontend(Family::V4))?;
     to_loopback(&lab, &agent)?;
     from_another_namespace(&lab, &agent, services[0].frontend(Family::V4))?;
-    other_programs(&lab, &agent, services[0].frontend(Family::V4))?;
+    for program in [INGRESS, SlowProgram::Ipv4.program()] {
+        other_programs(&lab, &agent, program, services[0].frontend(Family::V4))?;
+    }
     if layout == Layout::Ptp {
         a_pod_with_a_network(&lab, &agent, services[1].frontend(Family::V4))?;
     }
@@ -246,10 +249,10 @@ fn a_pod_with_a_network(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Resul
 }
 
 /// A status with another tag stands for an agent with programs of another build.
-fn other_programs(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> {
+fn other_programs(lab: &Lab, agent: &Agent, program: &str, frontend: SocketAddr) -> Result<()> {
     let mut status = agent.status()?;
     let tag = std::mem::replace(
-        &mut status["programs"][INGRESS]["tag"],
+        &mut status["programs"][program]["tag"],
         "0123456789abcdef".into(),
     );
     let dir = tempfile::tempdir()?;
@@ -272,7 +275,10 @@ fn other_programs(lab: &Lab, agent: &Agent, frontend: SocketAddr) -> Result<()> 
     let error = error
         .to_string()
         .replace(tag.as_str().context("a tag is text")?, "TAG");
-    expect!["kpx: the running kpx 0.1.0 has a different kpx_ingress (0123456789abcdef, not TAG): trace with the running binary"].assert_eq(&error);
+    let expected = format!(
+        "kpx: the running kpx 0.1.0 has a different {program} (0123456789abcdef, not TAG): trace with the running binary"
+    );
+    ensure!(error == expected, "{error}");
     Ok(())
 }
 
