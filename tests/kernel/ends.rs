@@ -115,8 +115,7 @@ fn programs_of_two_loads_find_the_same_ends() -> Result<()> {
 /// Copies the flow of the client's port 1000 to port 4444, past the programs, which mark the ends
 /// of flows.
 fn copy<A: Addr>(fixture: &Fixture, name: &str) -> Result<()> {
-    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> =
-        open(&fixture.bench.datapath.loaded.maps, name)?;
+    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> = fixture.bench.map(name)?;
     let entries = flows.iter().collect::<Result<Vec<_>, _>>()?;
     let is_opener = |key: &FlowKey<A>, flow: &Flow<A>| {
         (key.hook(), key.proto(), flow.kind) == (Hook::INGRESS, Proto::TCP, Kind::DNAT)

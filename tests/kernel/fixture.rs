@@ -18,7 +18,7 @@ use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::frontend::{Backend, Frontend, FrontendKey, FrontendKind, Service, Set, SlotKey};
 use proxy_common::names::{INGRESS, IPV4, IPV6};
 use proxy_core::diff::{Change, FamilyChange};
-use proxy_datapath::{Maps, open};
+use proxy_datapath::Maps;
 use testbed::flow_table::older;
 use testbed::netns::NetNs;
 use testbed::rows::Outcome;
@@ -554,8 +554,7 @@ where
     FlowKey<A>: Pod,
     Flow<A>: Pod,
 {
-    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> =
-        open(&fixture.bench.datapath.loaded.maps, name)?;
+    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> = fixture.bench.map(name)?;
     for (key, flow) in flows.iter().collect::<Result<Vec<_>, _>>()? {
         match change(flow.last_secs) {
             None => flows.remove(&key)?,

@@ -8,7 +8,6 @@ use proxy_common::addr::{Addr, Addr4, Addr6, Proto};
 use proxy_common::flow::{CLIENT_PORT_FIRST, CLIENT_PORT_LAST, Flow, FlowKey, Kind};
 use proxy_common::frontend::FrontendKey;
 use proxy_common::names::{EGRESS, FamilyMaps, INGRESS, IPV4, IPV6};
-use proxy_datapath::open;
 use testbed::test_run::Verdict::{Drop, Pass};
 
 use crate::counts::counted;
@@ -258,8 +257,7 @@ fn two_cpus_evict_and_open_at_once_and_leave_no_part_of_flow() -> Result<()> {
 
 /// Returns the number of connections of all backends, as least-connections counts them.
 fn connections<A: Addr>(fixture: &Fixture, names: FamilyMaps) -> Result<u32> {
-    let map: HashMap<MapData, FrontendKey<A>, u32> =
-        open(&fixture.bench.datapath.loaded.maps, names.connections)?;
+    let map: HashMap<MapData, FrontendKey<A>, u32> = fixture.bench.map(names.connections)?;
     map.iter().map(|entry| Ok(entry?.1)).sum()
 }
 
@@ -301,8 +299,7 @@ fn entries(fixture: &Fixture) -> Result<Vec<(Kind, u16)>> {
 }
 
 fn entries_of<A: Addr>(fixture: &Fixture, name: &str) -> Result<Vec<(Kind, u16)>> {
-    let map: HashMap<MapData, FlowKey<A>, Flow<A>> =
-        open(&fixture.bench.datapath.loaded.maps, name)?;
+    let map: HashMap<MapData, FlowKey<A>, Flow<A>> = fixture.bench.map(name)?;
     map.iter()
         .map(|entry| entry.map(|(_, flow)| (flow.kind, flow.client.port.get())))
         .collect::<Result<_, _>>()

@@ -14,9 +14,7 @@ use proxy_common::frontend::{
 };
 use proxy_common::names::{DEVICES, PEERS};
 use proxy_core::diff::{Change, FamilyChange};
-use proxy_datapath::{
-    BpfFs, Datapath, Maps, Options, Persistence, Pins, Sizes, object, open, remove,
-};
+use proxy_datapath::{BpfFs, Datapath, Maps, Options, Persistence, Pins, Sizes, object, remove};
 use proxy_net::changes::Changes;
 use testbed::netns::NetNs;
 
@@ -232,8 +230,7 @@ fn direct<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
 
 /// Sets the tunnel devices of both families; 0: packets take the stack.
 fn set_tunnels(fixture: &Fixture, ifindex: u32) -> Result<()> {
-    let mut devices: HashMap<MapData, u32, Device> =
-        open(&fixture.bench.datapath.loaded.maps, DEVICES)?;
+    let mut devices: HashMap<MapData, u32, Device> = fixture.bench.map(DEVICES)?;
     let row = Device::tunnels(ifindex, ifindex);
     devices
         .insert(Device::TUNNELS, row, 0)

@@ -53,7 +53,7 @@ fn flows(fixture: &Fixture) -> Result<Vec<String>> {
 }
 
 fn entries<A: Addr>(fixture: &Fixture, name: &str) -> Result<Vec<String>> {
-    let map: HashMap<MapData, FlowKey<A>, Flow<A>> = fixture.bench.map(name)?.try_into()?;
+    let map: HashMap<MapData, FlowKey<A>, Flow<A>> = fixture.bench.map(name)?;
     let mut entries = map
         .iter()
         .map(|entry| Ok(format!("{:?}", entry?)))

@@ -12,7 +12,7 @@ use proxy_common::frontend::{Frontend, FrontendKey, FrontendKind, Namespace};
 use proxy_common::names::{EGRESS, FamilyMaps, INGRESS, IPV4, IPV6};
 use proxy_common::share;
 use proxy_core::diff::{Change, FamilyChange};
-use proxy_datapath::{FamilyNames, Maps, open};
+use proxy_datapath::{FamilyNames, Maps};
 use testbed::test_run::Verdict::Pass;
 
 use crate::fixture::{Fixture, fixtures_with_room};
@@ -359,9 +359,9 @@ fn counts(fixture: &Fixture) -> Result<(u32, Vec<u32>)> {
 }
 
 fn counts_of<A: FamilyNames>(fixture: &Fixture) -> Result<(u32, Vec<u32>)> {
-    let maps = &fixture.bench.datapath.loaded.maps;
-    let lasting: Array<MapData, u32> = open(maps, A::MAPS.lasting)?;
-    let clients: HashMap<MapData, A, u32> = open(maps, A::MAPS.clients)?;
+    let bench = &fixture.bench;
+    let lasting: Array<MapData, u32> = bench.map(A::MAPS.lasting)?;
+    let clients: HashMap<MapData, A, u32> = bench.map(A::MAPS.clients)?;
     let held = clients
         .iter()
         .map(|row| Ok(row?.1))
@@ -411,9 +411,9 @@ fn set_counts(fixture: &Fixture, count: u32) -> Result<()> {
 }
 
 fn set_counts_of<A: FamilyNames>(fixture: &Fixture, count: u32) -> Result<()> {
-    let maps = &fixture.bench.datapath.loaded.maps;
-    let mut lasting: Array<MapData, u32> = open(maps, A::MAPS.lasting)?;
-    let mut clients: HashMap<MapData, A, u32> = open(maps, A::MAPS.clients)?;
+    let bench = &fixture.bench;
+    let mut lasting: Array<MapData, u32> = bench.map(A::MAPS.lasting)?;
+    let mut clients: HashMap<MapData, A, u32> = bench.map(A::MAPS.clients)?;
     lasting.set(0, count, 0)?;
     for client in clients.keys().collect::<Result<Vec<_>, _>>()? {
         clients.insert(client, count, 0)?;
@@ -423,8 +423,7 @@ fn set_counts_of<A: FamilyNames>(fixture: &Fixture, count: u32) -> Result<()> {
 
 fn rows_of_affinity(fixture: &Fixture, name: &str) -> Result<usize> {
     fn count<A: Addr>(fixture: &Fixture, name: &str) -> Result<usize> {
-        let map: HashMap<MapData, AffinityKey<A>, Affinity<A>> =
-            open(&fixture.bench.datapath.loaded.maps, name)?;
+        let map: HashMap<MapData, AffinityKey<A>, Affinity<A>> = fixture.bench.map(name)?;
         Ok(map.iter().collect::<Result<Vec<_>, _>>()?.len())
     }
     if name.ends_with('4') {
@@ -436,8 +435,7 @@ fn rows_of_affinity(fixture: &Fixture, name: &str) -> Result<usize> {
 
 fn fragments(fixture: &Fixture, name: &str) -> Result<usize> {
     fn count<A: Addr>(fixture: &Fixture, name: &str) -> Result<usize> {
-        let map: HashMap<MapData, FragmentKey<A>, Ports> =
-            open(&fixture.bench.datapath.loaded.maps, name)?;
+        let map: HashMap<MapData, FragmentKey<A>, Ports> = fixture.bench.map(name)?;
         Ok(map.iter().collect::<Result<Vec<_>, _>>()?.len())
     }
     if name.ends_with('4') {

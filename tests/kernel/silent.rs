@@ -11,7 +11,7 @@ use proxy_common::connect::{Connects, Votes};
 use proxy_common::flow::{Flow, FlowKey};
 use proxy_common::frontend::{EndpointKey, FrontendKey};
 use proxy_common::names::{INGRESS, IPV4, IPV6};
-use proxy_datapath::{FamilyCounts, open};
+use proxy_datapath::FamilyCounts;
 use testbed::flow_table::older;
 
 use crate::fixture::{Fixture, fixtures};
@@ -89,8 +89,7 @@ fn add_datagrams<A: Addr>(fixture: &Fixture, name: &str) -> Result<usize>
 where
     EndpointKey<A>: Pod,
 {
-    let mut connects: HashMap<MapData, EndpointKey<A>, Connects> =
-        open(&fixture.bench.datapath.loaded.maps, name)?;
+    let mut connects: HashMap<MapData, EndpointKey<A>, Connects> = fixture.bench.map(name)?;
     let rows = connects.iter().collect::<Result<Vec<_>, _>>()?;
     let is_failed = |row: &Connects| row.votes.failures() == 3;
     let (key, row) = rows
@@ -162,8 +161,7 @@ where
     FlowKey<A>: Pod,
     Flow<A>: Pod,
 {
-    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> =
-        open(&fixture.bench.datapath.loaded.maps, name)?;
+    let mut flows: HashMap<MapData, FlowKey<A>, Flow<A>> = fixture.bench.map(name)?;
     let now_secs = u32::try_from(clock_gettime(ClockId::CLOCK_BOOTTIME)?.tv_sec())?;
     for (key, flow) in flows.iter().collect::<Result<Vec<_>, _>>()? {
         let mut aged = older(flow, key.proto(), 1);

@@ -4,7 +4,6 @@ use anyhow::{Result, ensure};
 use aya::maps::ProgramArray;
 use proxy_common::hook::{PacketHook, SlowProgram};
 use proxy_common::names::{EGRESS, INGRESS, SLOW};
-use proxy_datapath::open;
 use testbed::test_run::Verdict::{Drop, Pass};
 
 use crate::fixture::{fixtures, fixtures_of};
@@ -17,7 +16,7 @@ fn emptied_array_resets_no_connection_until_the_agent_fills_it() -> Result<()> {
     for mut fixture in fixtures("slow")? {
         let open_flow = fixture.names.frame("tcp S client:1000 > web:80")?;
         fixture.run(INGRESS, &open_flow)?;
-        let mut slow: ProgramArray<_> = open(&fixture.bench.datapath.loaded.maps, SLOW)?;
+        let mut slow: ProgramArray<_> = fixture.bench.map(SLOW)?;
         for program in PacketHook::Ingress.slow() {
             slow.clear_index(&program.index())?;
         }

@@ -9,7 +9,7 @@ use nix::time::{ClockId, clock_gettime};
 use proxy_common::addr::{Addr, Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::flow::{Flow, FlowKey, Kind, Seen};
 use proxy_common::names::{IPV4, IPV6};
-use proxy_datapath::{Pressure, open};
+use proxy_datapath::Pressure;
 
 use crate::reuse::{Reused, Setup};
 
@@ -21,7 +21,7 @@ fn bench<A: Addr>(name: &str, flow_entries: Option<u32>) -> Result<(Reused, Flow
         flow_entries,
         ..Setup::default()
     })?;
-    let flows = open(&bench.datapath.loaded.maps, name)?;
+    let flows = bench.map(name)?;
     Ok((bench, flows))
 }
 

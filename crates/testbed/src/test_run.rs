@@ -5,13 +5,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use aya::maps::{Map, MapData};
+use aya::maps::{Map, MapError};
 use aya::programs::SchedClassifier;
 use nix::time::{ClockId, clock_gettime};
 use proxy_common::names::{self, ANCHOR, EGRESS, INGRESS};
 use proxy_datapath::object;
 use proxy_datapath::test_run::{Field, SkBuff, test_run};
-use proxy_datapath::{Datapath, Options, Sizes};
+use proxy_datapath::{Datapath, Options, Sizes, open};
 
 use crate::agent::wait_until;
 
@@ -235,9 +235,7 @@ impl Bench {
     }
 
     /// Returns another handle on a map.
-    pub fn map(&self, name: &str) -> Result<Map> {
-        let id = self.datapath.loaded.maps.get(name);
-        let id = *id.with_context(|| format!("no map {name} is loaded"))?;
-        Ok(Map::from_map_data(MapData::from_id(id)?)?)
+    pub fn map<M: TryFrom<Map, Error = MapError>>(&self, name: &str) -> Result<M> {
+        open(&self.datapath.loaded.maps, name)
     }
 }

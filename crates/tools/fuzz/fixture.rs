@@ -92,7 +92,7 @@ impl Fixture {
         let v4 = Tables::new(&node.bench, &IPV4)?;
         let v6 = Tables::new(&node.bench, &IPV6)?;
         let clock = Clock {
-            cpus: node.bench.map(CPUS)?.try_into()?,
+            cpus: node.bench.map(CPUS)?,
             second: 0,
         };
         let mut fixture = Self {
@@ -339,21 +339,15 @@ where
 {
     fn new(bench: &Bench, maps: &FamilyMaps) -> Result<Self> {
         Ok(Self {
-            flows: vec![bench.map(maps.flows)?.try_into()?],
-            affinity: [
-                bench.map(maps.affinity)?.try_into()?,
-                bench.map(maps.new_affinity)?.try_into()?,
-            ],
-            fragments: [
-                bench.map(maps.fragments)?.try_into()?,
-                bench.map(maps.far_fragments)?.try_into()?,
-            ],
-            clients: bench.map(maps.clients)?.try_into()?,
-            lasting: bench.map(maps.lasting)?.try_into()?,
-            foreign_nat: bench.map(maps.foreign_nat)?.try_into()?,
-            half_open_ends: bench.map(maps.half_open_ends)?.try_into()?,
-            connections: bench.map(maps.connections)?.try_into()?,
-            counts: bench.map(maps.service_counts)?.try_into()?,
+            flows: vec![bench.map(maps.flows)?],
+            affinity: [bench.map(maps.affinity)?, bench.map(maps.new_affinity)?],
+            fragments: [bench.map(maps.fragments)?, bench.map(maps.far_fragments)?],
+            clients: bench.map(maps.clients)?,
+            lasting: bench.map(maps.lasting)?,
+            foreign_nat: bench.map(maps.foreign_nat)?,
+            half_open_ends: bench.map(maps.half_open_ends)?,
+            connections: bench.map(maps.connections)?,
+            counts: bench.map(maps.service_counts)?,
         })
     }
 

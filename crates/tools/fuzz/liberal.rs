@@ -31,7 +31,7 @@ impl Fixture {
     /// Withdraws all grants, and drops pending requests.
     pub(crate) fn take_answers_back(&mut self) -> Result<()> {
         while self.node.bench.datapath.liberal.offered()?.is_some() {}
-        let mut rows: HashMap<_, AnyKey, u32> = self.node.bench.map(TOLERATED)?.try_into()?;
+        let mut rows: HashMap<_, AnyKey, u32> = self.node.bench.map(TOLERATED)?;
         clear(&mut rows)
     }
 }

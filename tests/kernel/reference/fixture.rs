@@ -52,8 +52,8 @@ impl Fixture {
     /// Makes a node on a thread that stays in its namespace. `node` is the agent's node name.
     pub(crate) fn new(node: &str) -> Result<Self> {
         let node = Node::new(node, Options::default())?;
-        let flows4 = node.bench.map(IPV4.flows)?.try_into()?;
-        let flows6 = node.bench.map(IPV6.flows)?.try_into()?;
+        let flows4 = node.bench.map(IPV4.flows)?;
+        let flows6 = node.bench.map(IPV6.flows)?;
         let mut fixture = Self {
             node,
             flows4,
@@ -188,14 +188,7 @@ impl Fixture {
         AffinityKey<A>: Pod,
         Affinity<A>: Pod,
     {
-        let tables = names.map(|name| {
-            age::<A>(
-                self.node.bench.map(name)?.try_into()?,
-                packet,
-                service,
-                secs,
-            )
-        });
+        let tables = names.map(|name| age::<A>(self.node.bench.map(name)?, packet, service, secs));
         ensure!(
             tables.iter().any(Result::is_ok),
             "the client has no affinity: {tables:?}"
