@@ -114,9 +114,11 @@ pub(super) fn unload(running: &Running<Fixture>) -> Result<()> {
     says(&running.agent, "; bypass for connections")
 }
 
-/// Returns the number of packets that the chains have dropped as invalid.
-pub(super) fn invalid(fixture: &Fixture) -> Result<u64> {
-    counter(&fixture.lab.n1.host, "policies", "invalid")
+/// Fails if the chains have dropped packets as invalid.
+pub(super) fn check_that_all_were_valid(fixture: &Fixture) -> Result<()> {
+    let invalid = counter(&fixture.lab.n1.host, "policies", "invalid")?;
+    ensure!(invalid == 0, "{invalid} packets were invalid to conntrack");
+    Ok(())
 }
 
 /// Uses connections until packets of each connection skip the stack.
@@ -187,11 +189,7 @@ pub(super) fn open_connections_skip_the_chains_of_policies(
             connections
                 .iter_mut()
                 .try_for_each(|one| exchange(one, 3, 100))?;
-            ensure!(
-                invalid(fixture)? == 0,
-                "{} packets were invalid to conntrack",
-                invalid(fixture)?
-            );
+            check_that_all_were_valid(fixture)?;
             Ok(())
         };
         done().with_context(|| format!("{shape:?}"))?;
@@ -226,11 +224,7 @@ pub(super) fn conntrack_sees_the_reset_of_a_connection_that_skipped_the_stack(
         })
         .with_context(|| family.to_string())?;
     }
-    ensure!(
-        invalid(fixture)? == 0,
-        "{} packets were invalid to conntrack",
-        invalid(fixture)?
-    );
+    check_that_all_were_valid(fixture)?;
     unload(running)
 }
 
@@ -348,11 +342,7 @@ fn open_connections_come_and_go_past_the_stack_under_load_and_lose_nothing() -> 
             .context("connections that stay")?;
         came_and_went
     })?;
-    ensure!(
-        invalid(&fixture)? == 0,
-        "{} packets were invalid to conntrack",
-        invalid(&fixture)?
-    );
+    check_that_all_were_valid(&fixture)?;
     // Without an agent, connections take the stack, and conntrack accepts all of their packets.
     let mut connections = dial_all(&fixture)?;
     until_open_ones_skip(&fixture, &agent, &mut connections)?;
@@ -363,11 +353,7 @@ fn open_connections_come_and_go_past_the_stack_under_load_and_lose_nothing() -> 
             .iter_mut()
             .try_for_each(|one| exchange(one, 20, 10_000))?;
     }
-    ensure!(
-        invalid(&fixture)? == 0,
-        "{} packets were invalid to conntrack",
-        invalid(&fixture)?
-    );
+    check_that_all_were_valid(&fixture)?;
     let agent = fixture.start("auto")?;
     until_open_ones_skip(&fixture, &agent, &mut connections)?;
     agent.stop()

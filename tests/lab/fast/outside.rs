@@ -12,7 +12,7 @@ use testbed::lab::Family;
 use testbed::test_run::let_seconds_pass;
 
 use super::fixture::{Fixture, Path, counter, said};
-use super::opened::{Shape, invalid, load, unload};
+use super::opened::{Shape, check_that_all_were_valid, load, unload};
 use super::{exchange, says};
 
 /// The text of `kpx status` while these exchanges skip the stack.
@@ -92,11 +92,7 @@ pub(super) fn open_exchanges_from_outside_skip_the_chains_of_policies(
         fixture.fast(agent)? == before,
         "others have skipped the stack"
     );
-    ensure!(
-        invalid(fixture)? == 0,
-        "{} packets were invalid to conntrack",
-        invalid(fixture)?
-    );
+    check_that_all_were_valid(fixture)?;
     unload(running)
 }
 
@@ -194,10 +190,6 @@ fn open_outside_exchange_survives_on_the_stack() -> Result<()> {
         forwarded >= 2 * EXCHANGES as u64,
         "{forwarded} packets by the stack without an agent"
     );
-    ensure!(
-        invalid(&fixture)? == 0,
-        "{} packets were invalid to conntrack",
-        invalid(&fixture)?
-    );
+    check_that_all_were_valid(&fixture)?;
     Ok(())
 }
