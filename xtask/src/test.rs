@@ -37,8 +37,8 @@ const LANES: [&[Target]; 3] = [
         ..Target::new("lab", 3)
     }],
     &[
-        Target::new("cluster", 1),
-        Target::new("cli", 1),
+        Target::new("cluster", 2),
+        Target::new("cli", 2),
         Target::new("kernel", 2),
     ],
     &[
