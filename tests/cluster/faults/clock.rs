@@ -12,7 +12,7 @@ use testbed::lab::Family;
 use testbed::wall_clock::WallClock;
 use testbed::watched_lab::WatchedLab;
 
-use crate::faults::fixture::{PORT, RECOVERY, Run};
+use crate::faults::fixture::{PORT, Run};
 
 const DAY: i64 = 86_400;
 /// Steps in seconds from the true time.
@@ -30,7 +30,7 @@ fn steps_of_the_wall_clock_change_nothing() -> Result<()> {
     let run = Run::start_by(&fixture, Some(clock.env()))?;
     let sticky = Service::new("sticky", 30, &["p1b", "p2a", "p2b"], PORT).affinity(10_800);
     fixture.put_service(&sticky)?;
-    run.recovers("a Service with affinity", RECOVERY)?;
+    run.recovers("a Service with affinity")?;
     let backends = || {
         Family::ALL
             .into_iter()
@@ -45,11 +45,11 @@ fn steps_of_the_wall_clock_change_nothing() -> Result<()> {
         })
         .context(step)?;
         run.change()?;
-        run.recovers(&format!("the clock is {step}"), RECOVERY)?;
+        run.recovers(&format!("the clock is {step}"))?;
         // Certificates are validated against the new time.
         run.api().cut_watches();
         run.change()?;
-        run.recovers(&format!("new watches, the clock is {step}"), RECOVERY)?;
+        run.recovers(&format!("new watches, the clock is {step}"))?;
         run.pass(Duration::from_millis(500), |_| {
             ensure!(
                 backends()? == before,

@@ -6,10 +6,7 @@ use anyhow::{Result, ensure};
 use testbed::agent::{DEADLINE, wait_until};
 use testbed::apiserver::{History, Login};
 
-use crate::faults::fixture::{RECOVERY, Run};
-
-/// The time until kpx reads changed files and uses their contents.
-const REREAD: Duration = Duration::from_secs(3);
+use crate::faults::fixture::Run;
 
 pub(crate) fn expire_and_are_refused(run: &Run) -> Result<()> {
     ensure!(
@@ -47,7 +44,7 @@ fn partial_permissions(run: &Run) -> Result<()> {
         );
         run.api().heal();
         // A denial is no outage, so the back-off applies: up to 30 s, with short first waits.
-        run.recovers(&format!("{resource} forbidden"), Duration::from_secs(7))?;
+        run.recovers(&format!("{resource} forbidden"))?;
         run.is_well()?;
     }
     Ok(())
@@ -61,7 +58,7 @@ fn expired_server_certificate(run: &Run) -> Result<()> {
     run.change()?;
     run.pass(Duration::from_secs(2), |_| Ok(()))?;
     run.api().expire_certificate(false)?;
-    run.recovers("expired server certificate", RECOVERY)?;
+    run.recovers("expired server certificate")?;
     run.is_well()
 }
 
@@ -79,7 +76,7 @@ fn refused_token(run: &Run) -> Result<()> {
         run.api().traffic().total() - before
     );
     login(run, Login::ShortClientCertificate(Duration::from_secs(6)))?;
-    run.recovers("credentials rotated on disk", REREAD)?;
+    run.recovers("credentials rotated on disk")?;
     run.is_well()
 }
 
@@ -100,7 +97,7 @@ fn expired_client_certificate(run: &Run) -> Result<()> {
     )?;
     run.change()?;
     login(run, Login::ClientCertificate)?;
-    run.recovers("expired client certificate", REREAD)?;
+    run.recovers("expired client certificate")?;
     run.api().heal();
     run.is_well()
 }

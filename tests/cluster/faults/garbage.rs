@@ -9,7 +9,7 @@ use testbed::agent::{DEADLINE, Service, wait_until};
 use testbed::apiserver::Garbage;
 use testbed::lab::Family;
 
-use crate::faults::fixture::{PORT, RECOVERY, Run};
+use crate::faults::fixture::{PORT, Run};
 use crate::faults::storms::lists;
 
 /// A line of the maximum length, its text, and the allocator's rounding.
@@ -24,12 +24,12 @@ pub(crate) fn is_sent(run: &Run) -> Result<()> {
 /// An HTTP/2 server announces this by GOAWAY. kpx speaks HTTP/1.1, with a connection per watch.
 fn connections_retire(run: &Run) -> Result<()> {
     run.change()?;
-    run.recovers("a change", RECOVERY)?;
+    run.recovers("a change")?;
     let before = lists(run);
     for _ in 0..3 {
         run.api().retire_connections()?;
         run.change()?;
-        run.recovers("connections that end with their answer", RECOVERY)?;
+        run.recovers("connections that end with their answer")?;
     }
     run.api()
         .end_watches_after(Some(Duration::from_millis(300)));
@@ -39,7 +39,7 @@ fn connections_retire(run: &Run) -> Result<()> {
         run.change()
     })?;
     run.api().heal();
-    run.recovers("watches and connections that end in good order", RECOVERY)?;
+    run.recovers("watches and connections that end in good order")?;
     ensure!(lists(run) == before, "a connection's end cost a list");
     ensure!(
         run.api().traffic().by_http2() == 0,
@@ -68,25 +68,24 @@ fn line_never_ends(run: &Run) -> Result<()> {
     );
     run.api().heal();
     run.change()?;
-    // Each of these watches has cost a list, and the back-off has made lists rare.
-    run.recovers("a line without end", 5 * RECOVERY)?;
+    run.recovers("a line without end")?;
     run.is_well()
 }
 
 fn bytes_trickle(run: &Run) -> Result<()> {
     let moved = Service::new("moved", 41, &["p1b"], PORT);
     run.fixture.put_service(&moved)?;
-    run.recovers("a Service", RECOVERY)?;
+    run.recovers("a Service")?;
     run.api().garble_watches("services", Garbage::Trickle);
     run.api().cut_watches();
     run.pass(Duration::from_secs(1), |_| Ok(()))?;
     // Only its slices differ.
     run.fixture.put_service(&moved.backed_by(&["p2a"]))?;
-    run.recovers("a slice beside a watch that trickles", RECOVERY)?;
+    run.recovers("a slice beside a watch that trickles")?;
     run.change()?;
     run.pass(Duration::from_secs(1), |_| Ok(()))?;
     run.api().heal();
-    run.recovers("a watch that trickles", 3 * RECOVERY)?;
+    run.recovers("a watch that trickles")?;
     run.is_well()
 }
 
@@ -102,7 +101,7 @@ fn is_learned(run: &Run, service: &Service) -> Result<()> {
             .keys()
             .any(|key| ip == key.addr.ip()))
     };
-    wait_until(RECOVERY + DEADLINE / 10, "the Service is learned", is_there)
+    wait_until(DEADLINE, "the Service is learned", is_there)
 }
 
 /// Returns the agent's peak memory in KiB.

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 use testbed::agent::DEADLINE;
 
-use crate::faults::fixture::{RECOVERY, Run};
+use crate::faults::fixture::Run;
 
 pub(crate) fn of_all_sorts(run: &Run) -> Result<()> {
     large(run)?;
@@ -20,11 +20,11 @@ fn large(run: &Run) -> Result<()> {
         "metadata": {"name": "large", "namespace": "default", "annotations": {"note": "x".repeat(1_500_000)}},
         "spec": {"ports": [{"name": "http", "port": 80, "protocol": "TCP"}]}});
     run.api().apply(&object)?;
-    run.recovers("an object of 1.5 MB", RECOVERY)?;
+    run.recovers("an object of 1.5 MB")?;
     run.api().compact();
     run.api().cut_watches();
     run.change()?;
-    run.recovers("a list with it", 3 * RECOVERY)?;
+    run.recovers("a list with it")?;
     run.api().delete("Service", "default", "large")
 }
 
@@ -56,7 +56,7 @@ fn nonsense(run: &Run) -> Result<()> {
             "ports": [{"name": "tcp", "port": 0, "protocol": "TCP"}, {"name": "tcp", "port": 8080, "protocol": "NONE"}]}))?;
     }
     run.change()?;
-    run.recovers("100 objects with nonsense", RECOVERY)?;
+    run.recovers("100 objects with nonsense")?;
     run.reports(DEADLINE, "Service objects", "50 cannot be read")?;
     ensure!(
         run.metric("kpx_unreadable_objects", "Service")? == 50.0,
@@ -87,7 +87,7 @@ fn nonsense(run: &Run) -> Result<()> {
         run.api()
             .delete_as_is("EndpointSlice", "default", &name(nth))?;
     }
-    run.recovers("no nonsense any more", RECOVERY)?;
+    run.recovers("no nonsense any more")?;
     run.is_well()
 }
 
@@ -103,7 +103,7 @@ fn bookmarks(run: &Run) -> Result<()> {
     let lists = run.api().traffic().lists("services");
     run.api().cut_watches();
     run.change()?;
-    run.recovers("history compacted behind a bookmark", RECOVERY)?;
+    run.recovers("history compacted behind a bookmark")?;
     ensure!(
         run.api().traffic().lists("services") == lists,
         "listed in spite of the bookmark"

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use testbed::agent::{DEADLINE, wait_until};
 use testbed::apiserver::History;
 
-use crate::faults::fixture::{RECOVERY, Run};
+use crate::faults::fixture::Run;
 
 /// Watches of Services, EndpointSlices, ServiceCIDRs, Nodes and Pods.
 const WATCHES: f64 = 5.0;
@@ -18,7 +18,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     let stop = |run: &Run| run.fixture.api_mut().stop();
     let start = |run: &Run, history| run.fixture.api_mut().start_again(history);
     run.change()?;
-    run.recovers("a change", RECOVERY)?;
+    run.recovers("a change")?;
 
     stop(run)?;
     run.reports(DEADLINE, "Service watch", "refused")?;
@@ -42,7 +42,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
         "{rate} requests a second to a server that is gone"
     );
     start(run, History::Kept)?;
-    run.recovers("server gone", RECOVERY)?;
+    run.recovers("server gone")?;
     run.is_well()?;
     ensure!(
         run.metric("kpx_watch_up", "Service")? == 1.0,
@@ -54,7 +54,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
     );
 
     (0..6).try_for_each(|_| run.change())?;
-    run.recovers("changes", RECOVERY)?;
+    run.recovers("changes")?;
     stop(run)?;
     run.reports(DEADLINE, "Service watch", "refused")?;
     for nth in 0..6 {
@@ -65,7 +65,7 @@ pub(crate) fn come_and_go(run: &Run) -> Result<()> {
         }
     }
     start(run, History::Lost)?;
-    run.recovers("mass deletion, and another history", RECOVERY)?;
+    run.recovers("mass deletion, and another history")?;
     is_restored(run)?;
     lets_nobody_in_at_first(run)?;
     hides_behind_a_load_balancer(run)
@@ -77,7 +77,7 @@ fn is_restored(run: &Run) -> Result<()> {
     };
     let backup = run.api().backup();
     (0..6).try_for_each(|_| run.change())?;
-    run.recovers("changes", RECOVERY)?;
+    run.recovers("changes")?;
     run.fixture.api_mut().stop()?;
     for kind in ["Service", "EndpointSlice"] {
         run.reports(DEADLINE, &format!("{kind} watch"), "refused")?;
@@ -86,7 +86,7 @@ fn is_restored(run: &Run) -> Result<()> {
     run.api().restore(backup);
     run.fixture.api_mut().start_again(History::Kept)?;
     // After an outage, kpx spreads its history checks over a second.
-    run.recovers("data restored from a backup", 2 * RECOVERY)?;
+    run.recovers("data restored from a backup")?;
     // Each watch detects by its own check that versions went back, and receives no change before
     // that.
     let relisted = || Ok(std::iter::zip(lists(run), before).all(|(now, before)| now > before));
@@ -96,7 +96,7 @@ fn is_restored(run: &Run) -> Result<()> {
         relisted,
     )?;
     run.change()?;
-    run.recovers("a change after that", RECOVERY)?;
+    run.recovers("a change after that")?;
     run.is_well()
 }
 
@@ -121,13 +121,13 @@ fn lets_nobody_in_at_first(run: &Run) -> Result<()> {
     run.reports(DEADLINE, "Service watch", "403")?;
     run.pass(COLD, |_| Ok(()))?;
     run.api().heal();
-    run.recovers("everything denied at first", 2 * RECOVERY)?;
+    run.recovers("everything denied at first")?;
     run.is_well()
 }
 
 /// The load balancer answers with its own Retry-After.
 fn hides_behind_a_load_balancer(run: &Run) -> Result<()> {
-    for (code, retry_after, limit) in [(503, None, RECOVERY), (429, Some(1), 2 * RECOVERY)] {
+    for (code, retry_after) in [(503, None), (429, Some(1))] {
         run.api().fail_all(code, retry_after);
         run.api().cut_watches();
         run.reports(DEADLINE, "Service watch", &code.to_string())?;
@@ -142,7 +142,7 @@ fn hides_behind_a_load_balancer(run: &Run) -> Result<()> {
             "{rate} requests a second to a server that answers {code}"
         );
         run.api().heal();
-        run.recovers(&format!("every answer {code}"), limit)?;
+        run.recovers(&format!("every answer {code}"))?;
         run.is_well()?;
     }
     Ok(())
@@ -154,7 +154,7 @@ pub(crate) fn the_server_vanishes_without_a_word(run: &Run) -> Result<()> {
     const NOTICED: Duration = Duration::from_secs(33);
     let fabric = &run.fixture.lab.fabric.ns;
     run.change()?;
-    run.recovers("a change", RECOVERY)?;
+    run.recovers("a change")?;
     fabric.nft(
         "table inet silence {
             chain input { type filter hook input priority 0; tcp dport 6443 drop; }
@@ -170,7 +170,6 @@ pub(crate) fn the_server_vanishes_without_a_word(run: &Run) -> Result<()> {
     );
     run.pass(Duration::from_secs(1), |_| Ok(()))?;
     fabric.nft("delete table inet silence")?;
-    run.recovers("silence", RECOVERY)
-        .context("the server speaks again")?;
+    run.recovers("silence").context("the server speaks again")?;
     run.is_well()
 }
