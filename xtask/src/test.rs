@@ -43,7 +43,7 @@ const LANES: [&[Target]; 3] = [
     ],
     &[
         Target::new("reachability", 2),
-        Target::new("tools", 1),
+        Target::new("tools", 2),
         Target {
             only: &SOCKETS,
             ..Target::new("lab", 1)
