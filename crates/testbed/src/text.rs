@@ -6,7 +6,8 @@
 //!
 //! - `tcp SA …`: flags as in tcpdump (S, F, R, P, A for `.`). A SYN has the sequence number 1000,
 //!   other packets have and acknowledge 1001. `A@N` acknowledges N, `R#N` has the sequence number
-//!   N. Text from a frame omits these numbers.
+//!   N. Text from a frame omits these numbers. `SA=1460` announces that maximum segment size, and
+//!   `SA=1460/1` after one byte of padding.
 //! - `udp …`
 //! - `sctp INIT …`: chunks, as in `COOKIE-ECHO,DATA`; the last chunk has the payload.
 //! - `icmp frag-needed=1400 router > web about tcp …`: an ICMP error of a kind in `wire::ICMP`, and

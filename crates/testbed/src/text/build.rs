@@ -200,6 +200,10 @@ fn extension(extra: &Extra) -> (u8, Vec<u8>) {
 }
 
 fn tcp(flags: &str, src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Result<Vec<u8>> {
+    let (flags, options) = match flags.split_once('=') {
+        Some((flags, mss)) => (flags, tcp_options(mss)?),
+        None => (flags, Vec::new()),
+    };
     let (flags, seq) = flags
         .split_once('#')
         .map_or((flags, None), |(flags, seq)| (flags, Some(seq)));
@@ -219,7 +223,9 @@ fn tcp(flags: &str, src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Result<
     let ack = number(ack, if bits & ACK != 0 { ISN + 1 } else { 0 })?;
     let mut segment = [src.port(), dst.port()].map(u16::to_be_bytes).concat();
     segment.extend([seq, ack].map(u32::to_be_bytes).concat());
-    segment.extend([0x50, bits, 0xfd, 0xe8, 0, 0, 0, 0]);
+    let words = u8::try_from(5 + options.len() / 4)?;
+    segment.extend([words << 4, bits, 0xfd, 0xe8, 0, 0, 0, 0]);
+    segment.extend(options);
     segment.extend(payload);
     let sum = checksum(
         pseudo(src.ip(), dst.ip(), TCP, segment.len())?,
@@ -228,6 +234,17 @@ fn tcp(flags: &str, src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Result<
     );
     segment[16..18].copy_from_slice(&sum);
     Ok(segment)
+}
+
+/// Returns TCP's options with a maximum segment size, as in `1460` or, after two bytes of padding,
+/// `1460/2`.
+fn tcp_options(mss: &str) -> Result<Vec<u8>> {
+    let (mss, padding) = mss.split_once('/').unwrap_or((mss, "0"));
+    let mut options = vec![TCP_PADDING; padding.parse()?];
+    options.extend([TCP_MSS, 4]);
+    options.extend(mss.parse::<u16>()?.to_be_bytes());
+    options.resize(options.len().next_multiple_of(4), 0);
+    Ok(options)
 }
 
 fn udp(src: SocketAddr, dst: SocketAddr, payload: &[u8]) -> Result<Vec<u8>> {

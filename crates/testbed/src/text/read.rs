@@ -229,10 +229,10 @@ fn transport(names: &Names, ip: &Ip<'_>, whole: bool) -> Result<String> {
         return Ok(peers("udp", bytes.len() - 8));
     }
     if proto == "tcp" {
-        ensure!(
-            bytes.len() >= 20 && bytes[12] == 0x50,
-            "not a TCP header of 20 bytes"
-        );
+        ensure!(bytes.len() >= 20, "{} bytes of TCP", bytes.len());
+        let header_len = usize::from(bytes[12] >> 4) * 4;
+        let options = bytes.get(20..header_len).context("a short TCP header")?;
+        let options = tcp_options(options)?;
         let sum = ip.pseudo()?.add_slice(bytes).ones_complement();
         ensure!(!whole || sum == 0, "TCP checksum is off by {sum:04x}");
         let flags: String = TCP_FLAGS
@@ -240,7 +240,10 @@ fn transport(names: &Names, ip: &Ip<'_>, whole: bool) -> Result<String> {
             .filter(|(_, bit)| bytes[13] & bit != 0)
             .map(|(name, _)| name)
             .collect();
-        return Ok(peers(&format!("tcp {flags}"), bytes.len() - 20));
+        return Ok(peers(
+            &format!("tcp {flags}{options}"),
+            bytes.len() - header_len,
+        ));
     }
     ensure!(bytes.len() >= 12, "a short SCTP header");
     ensure!(
@@ -251,6 +254,24 @@ fn transport(names: &Names, ip: &Ip<'_>, whole: bool) -> Result<String> {
     );
     let (chunks, payload_len) = chunks(bytes)?;
     Ok(peers(&format!("sctp {chunks}"), payload_len))
+}
+
+/// Returns the text of TCP's options: padding, and a maximum segment size.
+fn tcp_options(options: &[u8]) -> Result<String> {
+    if options.is_empty() {
+        return Ok(String::new());
+    }
+    let padding = options.iter().take_while(|kind| **kind == TCP_PADDING);
+    let padding = padding.count();
+    let [TCP_MSS, 4, high, low, rest @ ..] = &options[padding..] else {
+        bail!("TCP options other than a maximum segment size");
+    };
+    ensure!(rest.iter().all(|byte| *byte == 0), "more TCP options");
+    let mss = u16::from_be_bytes([*high, *low]);
+    Ok(match padding {
+        0 => format!("={mss}"),
+        _ => format!("={mss}/{padding}"),
+    })
 }
 
 /// Returns the names of an SCTP packet's chunks, and the payload length of the last chunk.

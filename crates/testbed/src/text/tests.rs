@@ -2,8 +2,10 @@
 
 use super::*;
 
-const PACKETS: [&str; 18] = [
+const PACKETS: [&str; 20] = [
     "tcp SA client:1000 > web:80",
+    "tcp SA=1460 client:1000 > web:80 +9",
+    "tcp S=1460/1 client:1000 > web:80",
     "tcp PA client:1000 > web:80 +5",
     "udp client:1000 > web:53 +1400",
     "udp client:1000 > web:53",

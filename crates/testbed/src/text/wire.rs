@@ -32,6 +32,10 @@ pub(super) const TCP_FLAGS: [(char, u8); 5] = [
     ('A', ACK),
 ];
 
+/// TCP's options (RFC 9293 §3.1).
+pub(super) const TCP_PADDING: u8 = 1;
+pub(super) const TCP_MSS: u8 = 2;
+
 /// SCTP chunks (RFC 9260 §3.2).
 pub(super) const CHUNKS: [(&str, u8); 11] = [
     ("DATA", 0),
