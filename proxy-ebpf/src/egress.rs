@@ -7,8 +7,9 @@ use crate::maps::{Memory, Scratch};
 use crate::net::Net;
 use crate::outcome::Action;
 use crate::packet::Reading;
+use crate::setting::HANDS_OVER;
 use crate::skb::{LinkHeader, Skb};
-use crate::{flow, foreign_nat, maps, packet};
+use crate::{flow, foreign_nat, handover, maps, packet};
 
 #[inline(always)]
 pub fn run<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Action, Reason> {
@@ -42,7 +43,11 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Act
         }
         Some(EntryKind::Undnat | EntryKind::Unsnat) | None => {
             becomes.set(flow.frontend, flow.client, flow.is_far());
-            packet::rewrite::<A>(skb, memory)?;
+            packet::rewrite::<A>(skb, memory.lend())?;
+            // After the rewrite, which starts from the checksum that the parser has read.
+            if HANDS_OVER.get() != 0 {
+                handover::lower_mss::<A>(skb, memory);
+            }
             maps::count(Event::Returned);
         }
     }

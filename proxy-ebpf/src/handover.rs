@@ -1,6 +1,7 @@
 //! The hand-over of packets of external clients to the node of their backend: the entry step, and the
 //! hook of the tunnel devices. See "Handing clients over" in the README.
 
+use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::{Device, Node, pod_net};
 use proxy_common::flow::Hook;
@@ -18,7 +19,7 @@ use crate::route::{NextHop, route};
 use crate::setting::HANDS_OVER;
 use crate::skb::{Found, FragmentPart, LinkHeader, Skb};
 use crate::spoof::{self, At};
-use crate::{decide, foreign_nat, fragment, lookup, packet, select};
+use crate::{decide, foreign_nat, fragment, lookup, packet, select, tcp};
 
 /// Sends the packet of the scratch, with the decision about it, to the node of the backend. Returns
 /// [`Outcome::NOT_ESTABLISHED`] if that node does not take clients over.
@@ -270,6 +271,29 @@ fn into_uplink<A: Net>(skb: Skb, client: &A, frontend: &A) -> Result<Action, Rea
     skb.mark_as_handed_over();
     skb.add_ethernet(&device.mac, A::ETHERTYPE)?;
     Ok(skb.into_ingress(ifindex))
+}
+
+/// Lowers the maximum segment size in a SYN-ACK to a client whose packets other nodes may hand over,
+/// so that its segments fit with the outer header. An entry's "too big" may not reach the client, and
+/// the router may move the connection to another entry at any time.
+///
+/// A backend's option that cannot be read stays as it is.
+#[inline(never)]
+pub fn lower_mss<A: Net>(skb: Skb, memory: Memory) {
+    let Some((Scratch { packet, flow, .. }, _)) = memory.scratch::<A>() else {
+        return;
+    };
+    if packet.proto != Proto::TCP
+        || !packet.signals_again().answers_opener()
+        || !flow.is_far()
+        || flow.is_snat()
+    {
+        return;
+    }
+    if maps::service(&flow.service).is_some_and(|service| service.has(Service::HANDS_OVER)) {
+        // The outer header is of the packet's family, without options.
+        let _as_it_is = tcp::lower_mss(skb, skb.found().l4.into(), A::IP_LEN as u16);
+    }
 }
 
 /// Notes whether another node has handed over the packet that arrives at a device, and removes the

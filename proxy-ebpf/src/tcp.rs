@@ -2,7 +2,12 @@
 
 use core::mem::size_of;
 
+use proxy_common::addr::Proto;
+use proxy_common::counter::Reason;
 use proxy_common::flow::Signals;
+
+use crate::checksum::checksum_offset;
+use crate::skb::Skb;
 
 pub const FIN: u8 = 0x01;
 pub const SYN: u8 = 0x02;
@@ -43,6 +48,62 @@ pub struct TcpHeader {
     rest: [u16; 2],
 }
 pub const TCP_LEN: u32 = size_of::<TcpHeader>() as u32;
+
+/// Lowers the maximum segment size that a SYN or SYN-ACK announces by `less` bytes, if it announces
+/// one (RFC 9293 §3.2). `l4` is the offset of the TCP header in the packet.
+#[inline(never)]
+pub fn lower_mss(skb: Skb, l4: u32, less: u16) -> Result<(), Reason> {
+    /// As many as fit into a header, of which each takes at least two bytes except for padding.
+    const OPTIONS_MAX: u32 = 20;
+    const END: u8 = 0;
+    const PADDING: u8 = 1;
+    const MSS: u8 = 2;
+    const MSS_LEN: u8 = 4;
+    let start: TcpStart = skb.load(l4)?;
+    let end = l4 + u32::from(start.data_offset >> 4) * 4;
+    let mut at = l4 + TCP_LEN;
+    for _ in 0..OPTIONS_MAX {
+        if at + u32::from(MSS_LEN) > end {
+            break;
+        }
+        let [kind, len, high, low] = skb.load::<[u8; 4]>(at)?;
+        match (kind, len) {
+            (END, _) => break,
+            (PADDING, _) => at += 1,
+            (MSS, MSS_LEN) => {
+                let from = u16::from_be_bytes([high, low]);
+                let Some(to) = from.checked_sub(less) else {
+                    break;
+                };
+                return replace_mss(skb, l4, at + 2, from, to);
+            }
+            (_, 0 | 1) => break,
+            (_, len) => at += u32::from(len),
+        }
+    }
+    Ok(())
+}
+
+/// Replaces the value at `at` of a TCP header's options.
+#[inline(always)]
+fn replace_mss(skb: Skb, l4: u32, at: u32, from: u16, to: u16) -> Result<(), Reason> {
+    // The sum is over words from the header's start.
+    let word = |value: u16| {
+        if (at - l4) % 2 == 0 {
+            value.to_be()
+        } else {
+            value.to_le()
+        }
+    };
+    let check = l4 + checksum_offset(Proto::TCP);
+    skb.replace_l4_checksum(
+        check,
+        word(from).into(),
+        word(to).into(),
+        size_of::<u16>() as u32,
+    )?;
+    skb.store(at, &to.to_be_bytes(), 0)
+}
 
 /// Returns true if a TCP packet with these flags is the first of a connection.
 #[inline(always)]

@@ -53,6 +53,19 @@ fn node_ports_at_other_addresses_are_masqueraded() -> Result<()> {
     Ok(())
 }
 
+/// The router may lead a client's next packet to another node, which hands it over.
+#[test]
+fn syn_acks_to_clients_outside_leave_room_for_the_outer_header() -> Result<()> {
+    for mut fixture in fixtures()? {
+        set_tunnels(&fixture, 77)?;
+        fixture
+            .rows("handover::syn_acks_to_clients_outside_leave_room_for_the_outer_header/ipv4")?;
+        fixture
+            .rows("handover::syn_acks_to_clients_outside_leave_room_for_the_outer_header/ipv6")?;
+    }
+    Ok(())
+}
+
 #[test]
 fn errors_about_answers_go_to_the_node_of_the_backend() -> Result<()> {
     for mut fixture in fixtures()? {

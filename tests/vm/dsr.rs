@@ -189,6 +189,44 @@ fn answers_fit_a_narrow_path_whatever_node_hears_of_it() {
     .unwrap();
 }
 
+/// Firewalls drop the entry's "too big", and then a client repeats long segments in vain.
+#[test]
+fn uploads_fit_the_tunnel_without_a_report_of_its_mtu() {
+    const REPORTS: &str = "table inet reports { chain input { type filter hook input priority 0; \
+        icmp code frag-needed drop; icmpv6 type packet-too-big drop; } }";
+    with_nodes(Layout::Routed, |base, n1, _| {
+        let lab = &base.lab;
+        lab.x.ns.nft(REPORTS)?;
+        let handed_over = count(n1, "events", "handed_over")?;
+        let fragments = fragments(&lab.n1)?;
+        for family in Family::ALL {
+            let node_port = SocketAddr::new(lab.n1.host.addrs.ip(family), NODE_PORT);
+            for to in [vip(11, family), node_port] {
+                let answer = dial(lab, Protocol::Tcp, to, &pattern(200_000))?;
+                ensure!(answer.backend == "p2a" && is_x(lab, &answer), "{answer:?}");
+            }
+        }
+        ensure!(count(n1, "events", "handed_over")? > handed_over + 20);
+        ensure!(
+            self::fragments(&lab.n1)? == fragments,
+            "the entry has fragmented segments"
+        );
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Returns the fragments of both families that a node has made.
+fn fragments(node: &Node) -> Result<Vec<String>> {
+    let mut nstat = Command::new("nstat");
+    nstat.args(["-asz", "IpFragCreates", "Ip6FragCreates"]);
+    let text = node.host.ns.exec(&mut nstat)?;
+    let counts = text.lines().filter(|line| line.contains("FragCreates"));
+    let counts: Vec<_> = counts.map(str::to_owned).collect();
+    ensure!(counts.len() == 2, "nstat printed {text}");
+    Ok(counts)
+}
+
 #[test]
 fn traces_follow_a_packet_over_both_nodes() {
     with_nodes(Layout::Routed, |base, n1, n2| {
