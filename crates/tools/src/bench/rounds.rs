@@ -25,6 +25,8 @@ pub struct Options {
     pub seed: u64,
     /// The program of kube-proxy, if available.
     pub kube_proxy: Option<PathBuf>,
+    /// A lower limit on the Services of a cell than its plan's number.
+    pub services_at_most: Option<usize>,
 }
 
 /// The result of a slice.
@@ -143,8 +145,9 @@ fn among(
         .iter()
         .map(|_| Lab::start(layout))
         .collect::<Result<_>>()?;
+    let created = services.min(options.services_at_most.unwrap_or(services));
     let start = |(lab, &variant)| {
-        Fixture::start(lab, variant, services, options.kube_proxy.as_deref())
+        Fixture::start(lab, variant, created, options.kube_proxy.as_deref())
             .with_context(|| format!("{variant}, {services} services"))
     };
     let fixtures: Vec<Fixture<'_>> = labs

@@ -69,6 +69,7 @@ pub(crate) fn run(args: &Args, results: &FilePath) -> Result<()> {
         age: AGE,
         seed: args.seed,
         kube_proxy: args.kube_proxy.clone(),
+        services_at_most: None,
     };
     let mut writer = Writer::create(results, "data")?;
     eprintln!("{run}");
