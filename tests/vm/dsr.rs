@@ -192,8 +192,15 @@ fn answers_fit_a_narrow_path_whatever_node_hears_of_it() {
 /// Firewalls drop the entry's "too big", and then a client repeats long segments in vain.
 #[test]
 fn uploads_fit_the_tunnel_without_a_report_of_its_mtu() {
-    const REPORTS: &str = "table inet reports { chain input { type filter hook input priority 0; \
-        icmp code frag-needed drop; icmpv6 type packet-too-big drop; } }";
+    const REPORTS: &str = "
+        table inet reports {
+            chain input {
+                type filter hook input priority 0;
+                icmp code frag-needed drop
+                icmpv6 type packet-too-big drop
+            }
+        }
+    ";
     with_nodes(Layout::Routed, |base, n1, _| {
         let lab = &base.lab;
         lab.x.ns.nft(REPORTS)?;
