@@ -12,7 +12,8 @@ use proxy_view::status::Status;
 
 use crate::node::Node;
 
-const FLOWS: u32 = 200_000;
+/// More than the agent reads from the map at once.
+const FLOWS: u32 = 20_000;
 
 fn at(addr: u32, port: u16) -> SockAddr<Addr4> {
     SockAddr::new(Ipv4Addr::from(addr).into(), Port::new(port))
