@@ -285,7 +285,7 @@ mod tests {
     use super::super::fake;
     use super::*;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn line_may_take_longer_than_the_silence() {
         let link = fake::link(|_| {
             let ticks = tokio::time::interval(Duration::from_millis(150));
