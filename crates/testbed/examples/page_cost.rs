@@ -540,6 +540,7 @@ fn row(nth: usize) -> Row {
             ready: 3,
             total: 3,
             conflicts: 0,
+            endpoints: "aGVsbG8h".to_owned(),
         },
         flows: 0,
         open_flows: 0,

@@ -4,14 +4,14 @@
 mod changes;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use data_encoding::BASE64URL_NOPAD;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::{PortView, ServiceView};
+use crate::{BackendView, PortView, ServiceView};
 
 pub use changes::Sent;
 
@@ -55,6 +55,10 @@ pub struct Shape {
     pub total: usize,
     /// The number of frontends that are not programmed.
     pub conflicts: usize,
+    /// The beginning of the SHA-256 of all endpoints: equal on nodes that have the same addresses,
+    /// states and weights, and so the same table for packets that they hand over.
+    #[serde(default)]
+    pub endpoints: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -105,6 +109,7 @@ pub struct Clock {
 impl Row {
     pub fn new(service: ServiceView) -> Self {
         let (ready, total) = readiness(&service.ports);
+        let endpoints = endpoints(&service.ports);
         let counts = service.ports.iter().map(|port| &port.counts).fold(
             [0; COUNTERS],
             |sum: [u64; COUNTERS], counts| {
@@ -143,6 +148,7 @@ impl Row {
                 r#type: service.r#type,
                 ready,
                 total,
+                endpoints,
             },
             counts,
             failures: None,
@@ -199,6 +205,28 @@ impl From<Digest> for String {
     fn from(Digest(bytes): Digest) -> Self {
         BASE64URL_NOPAD.encode(&bytes)
     }
+}
+
+/// Returns [`Shape::endpoints`].
+fn endpoints(ports: &[PortView]) -> String {
+    let of_port = |port: &PortView| {
+        // Each node redirects to a pod of its own, which no EndpointSlice has to name.
+        let is_named = |one: &&BackendView| one.in_cluster_set || !one.in_redirect_set;
+        let named = port.backends.iter().filter(is_named);
+        let mut all: Vec<_> = named.map(endpoint).collect();
+        all.sort_unstable();
+        (port.port, all)
+    };
+    let mut all: Vec<_> = ports.iter().map(of_port).collect();
+    all.sort_unstable();
+    let digest = Sha256::digest(serde_json::to_vec(&all).unwrap_or_default());
+    BASE64URL_NOPAD.encode(&digest[..6])
+}
+
+/// Returns the fields of a backend that all nodes read in the same EndpointSlices.
+fn endpoint(backend: &BackendView) -> (SocketAddr, [bool; 3], u16) {
+    let states = [backend.ready, backend.serving, backend.terminating];
+    (backend.address, states, backend.weight)
 }
 
 /// Returns the numbers of ready pods and of all pods. A pod is ready if it is ready for every port.

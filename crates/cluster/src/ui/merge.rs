@@ -852,6 +852,8 @@ fn difference(major: &Shape, other: &Shape) -> String {
     let mut parts = Vec::new();
     if (other.ready, other.total) != (major.ready, major.total) {
         parts.push(format!("{}/{} ready", other.ready, other.total));
+    } else if other.endpoints != major.endpoints {
+        parts.push("other endpoints".to_owned());
     }
     if other.conflicts > major.conflicts {
         parts.push("another Service has one of its addresses".to_owned());

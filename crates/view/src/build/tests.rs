@@ -1,6 +1,7 @@
 use expect_test::{expect, expect_file};
 use k8s_openapi::api::core::v1::ObjectReference;
 
+use crate::page::Row;
 use crate::{Names, ServiceView, frontend_names, views};
 use proxy_core::builders::{listed, node, service, slice};
 use proxy_core::compact::{Compact, LocalPod};
@@ -175,4 +176,24 @@ fn silent_pods_of_a_redirect_are_shown_though_they_are_no_endpoints() {
         ("10.244.0.5:80".to_owned(), true, true, false),
     ];
     assert_eq!(states.collect::<Vec<_>>(), want);
+    let elsewhere = desired_of("10.244.1.6");
+    assert_eq!(
+        digest(&desired),
+        digest(&elsewhere),
+        "another node has a pod of its own"
+    );
+    assert_ne!(digest(&desired), digest(&desired_of("10.244.1.7")));
+}
+
+/// Returns a node's objects: a Service with this endpoint.
+fn desired_of(endpoint: &str) -> Desired {
+    let web = service("web").cluster_ip("10.96.0.1").tcp(80);
+    let endpoints = slice("web-1", "web").tcp(8080).ready(endpoint);
+    desired([web.into(), endpoints.into()])
+}
+
+/// Returns the digest of the endpoints of the first Service.
+fn digest(desired: &Desired) -> String {
+    let mut views = views(&desired.snapshot(), &Counts::default());
+    Row::new(views.remove(0)).shape.endpoints
 }

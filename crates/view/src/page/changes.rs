@@ -164,6 +164,7 @@ mod tests {
                 ready,
                 total: 3,
                 conflicts: 0,
+                endpoints: "aGVsbG8h".to_owned(),
             },
             flows: 0,
             open_flows: 0,

@@ -12,6 +12,7 @@ fn shape(name: &str, ready: usize) -> Shape {
         ready,
         total: 3,
         conflicts: 0,
+        endpoints: "aGVsbG8h".to_owned(),
     }
 }
 
@@ -127,6 +128,21 @@ impl Cluster {
         });
         texts.collect::<Vec<_>>().join("; ")
     }
+}
+
+#[test]
+fn node_with_other_endpoints_differs_though_as_many_are_ready() {
+    let mut cluster = Cluster::of(&["n1", "n2", "n3"]);
+    for node in ["n1", "n2"] {
+        cluster.shapes(node, &[shape("web", 3)]);
+    }
+    let other = Shape {
+        endpoints: "b3RoZXIh".to_owned(),
+        ..shape("web", 3)
+    };
+    cluster.shapes("n3", &[other]);
+    cluster.wait(60);
+    assert_eq!(cluster.differ(), "n3: other endpoints");
 }
 
 #[test]
