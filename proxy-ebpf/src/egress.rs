@@ -1,4 +1,5 @@
-//! The egress of devices, where kpx rewrites sources. Egress hooks look up flows, but not Services.
+//! The egress of devices, where kpx rewrites sources. Egress hooks look up flows, and Services only
+//! for SYN-ACKs of the mode that hands clients over.
 
 use proxy_common::counter::{Event, Reason};
 use proxy_common::flow::{EntryKind, Hook};
@@ -46,7 +47,7 @@ pub fn run<A: Net>(skb: Skb, link: LinkHeader, mut memory: Memory) -> Result<Act
             packet::rewrite::<A>(skb, memory.lend())?;
             // After the rewrite, which starts from the checksum that the parser has read.
             if HANDS_OVER.get() != 0 {
-                handover::lower_mss::<A>(skb, memory);
+                handover::lower_mss::<A>(skb, memory)?;
             }
             maps::count(Event::Returned);
         }

@@ -275,24 +275,23 @@ fn into_uplink<A: Net>(skb: Skb, client: &A, frontend: &A) -> Result<Action, Rea
 
 /// Lowers the maximum segment size in a SYN-ACK to a client whose packets other nodes may hand over,
 /// so that its segments fit with the outer header. An entry's "too big" may not reach the client, and
-/// the router may move the connection to another entry at any time.
-///
-/// A backend's option that cannot be read stays as it is.
+/// the router may move the connection to another entry at any time. An option that cannot be read
+/// stays as it is.
 #[inline(never)]
-pub fn lower_mss<A: Net>(skb: Skb, memory: Memory) {
-    let Some((Scratch { packet, flow, .. }, _)) = memory.scratch::<A>() else {
-        return;
-    };
+pub fn lower_mss<A: Net>(skb: Skb, memory: Memory) -> Result<(), Reason> {
+    let (Scratch { packet, flow, .. }, _) = memory.scratch::<A>().ok_or(Reason::FlowsFull)?;
     if packet.proto != Proto::TCP
         || !packet.signals_again().answers_opener()
         || !flow.is_far()
         || flow.is_snat()
     {
-        return;
+        return Ok(());
     }
     if maps::service(&flow.service).is_some_and(|service| service.has(Service::HANDS_OVER)) {
         // The outer header is of the packet's family, without options.
-        let _as_it_is = tcp::lower_mss(skb, skb.found().l4.into(), A::IP_LEN as u16);
+        tcp::lower_mss(skb, skb.found().l4.into(), A::IP_LEN as u16)
+    } else {
+        Ok(())
     }
 }
 

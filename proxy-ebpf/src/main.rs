@@ -5,7 +5,8 @@
 //! services start on the egress of the anchor, with `kpx_anchor`. `kpx_tunnel` takes the packets of
 //! external clients that other nodes hand over. If the service's address is the
 //! host's own, they start on the egress of lo, with `kpx_lo`. Two rules hold on devices: an ingress
-//! hook rewrites only a packet's destination address, an egress hook only its source address. So
+//! hook rewrites only a packet's destination address, an egress hook only its source address (and the
+//! MSS of SYN-ACKs, where clients are handed over). So
 //! routing, rp_filter, conntrack and network policy in between see "client to backend" and back,
 //! and nothing else.
 //!

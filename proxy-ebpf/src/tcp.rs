@@ -53,29 +53,34 @@ pub const TCP_LEN: u32 = size_of::<TcpHeader>() as u32;
 /// one (RFC 9293 §3.2). `l4` is the offset of the TCP header in the packet.
 #[inline(never)]
 pub fn lower_mss(skb: Skb, l4: u32, less: u16) -> Result<(), Reason> {
-    /// As many as fit into a header, of which each takes at least two bytes except for padding.
-    const OPTIONS_MAX: u32 = 20;
+    /// The options take 40 bytes at most: 36 of padding, and the last four.
+    const OPTIONS_MAX: u32 = 37;
     const END: u8 = 0;
     const PADDING: u8 = 1;
     const MSS: u8 = 2;
     const MSS_LEN: u8 = 4;
-    let start: TcpStart = skb.load(l4)?;
+    let Ok(start) = skb.load::<TcpStart>(l4) else {
+        return Ok(());
+    };
     let end = l4 + u32::from(start.data_offset >> 4) * 4;
     let mut at = l4 + TCP_LEN;
     for _ in 0..OPTIONS_MAX {
         if at + u32::from(MSS_LEN) > end {
             break;
         }
-        let [kind, len, high, low] = skb.load::<[u8; 4]>(at)?;
+        let Ok([kind, len, high, low]) = skb.load::<[u8; 4]>(at) else {
+            break;
+        };
         match (kind, len) {
             (END, _) => break,
             (PADDING, _) => at += 1,
             (MSS, MSS_LEN) => {
                 let from = u16::from_be_bytes([high, low]);
-                let Some(to) = from.checked_sub(less) else {
+                // Linux ignores an MSS of 0.
+                if from <= less {
                     break;
-                };
-                return replace_mss(skb, l4, at + 2, from, to);
+                }
+                return replace_mss(skb, l4, at + 2, from, from - less);
             }
             (_, 0 | 1) => break,
             (_, len) => at += u32::from(len),

@@ -189,7 +189,7 @@ fn answers_fit_a_narrow_path_whatever_node_hears_of_it() {
     .unwrap();
 }
 
-/// Firewalls drop the entry's "too big", and then a client repeats long segments in vain.
+/// Firewalls drop the entry's "too big", and then a client repeats long segments without progress.
 #[test]
 fn uploads_fit_the_tunnel_without_a_report_of_its_mtu() {
     const REPORTS: &str = "
