@@ -43,7 +43,6 @@ fn partial_permissions(run: &Run) -> Result<()> {
             since.elapsed()
         );
         run.api().heal();
-        // A denial is no outage, so the back-off applies: up to 30 s, with short first waits.
         run.recovers(&format!("{resource} forbidden"))?;
         run.is_well()?;
     }

@@ -158,9 +158,14 @@ impl<'a> Run<'a> {
 
     /// Checks that the tables match the objects soon after the end of `fault`.
     pub(crate) fn recovers(&self, fault: &str) -> Result<()> {
+        self.recovers_within(RECOVERY, fault)
+    }
+
+    /// The same, where a wrong reaction to the fault recovers within [`RECOVERY`] as well.
+    pub(crate) fn recovers_within(&self, limit: Duration, fault: &str) -> Result<()> {
         let since = Instant::now();
         let want = self.fixture.wanted("n1")?;
-        let settled = wait_until(RECOVERY, "the tables are as wanted", || {
+        let settled = wait_until(limit, "the tables are as wanted", || {
             Ok(self.tables()? == want)
         });
         let took = since.elapsed();

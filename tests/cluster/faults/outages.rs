@@ -10,6 +10,8 @@ use crate::faults::fixture::Run;
 
 /// Watches of Services, EndpointSlices, ServiceCIDRs, Nodes and Pods.
 const WATCHES: f64 = 5.0;
+/// The time until kpx has compared its objects with a server that came back.
+const COMPARED: Duration = Duration::from_secs(5);
 
 /// A crash with and without loss of history, data restored from a backup, and a load balancer
 /// without servers.
@@ -85,8 +87,7 @@ fn is_restored(run: &Run) -> Result<()> {
     let before = lists(run);
     run.api().restore(backup);
     run.fixture.api_mut().start_again(History::Kept)?;
-    // After an outage, kpx spreads its history checks over a second.
-    run.recovers("data restored from a backup")?;
+    run.recovers_within(COMPARED, "data restored from a backup")?;
     // Each watch detects by its own check that versions went back, and receives no change before
     // that.
     let relisted = || Ok(std::iter::zip(lists(run), before).all(|(now, before)| now > before));
@@ -121,7 +122,8 @@ fn lets_nobody_in_at_first(run: &Run) -> Result<()> {
     run.reports(DEADLINE, "Service watch", "403")?;
     run.pass(COLD, |_| Ok(()))?;
     run.api().heal();
-    run.recovers("everything denied at first")?;
+    // The rest of that back-off would take longer.
+    run.recovers_within(Duration::from_secs(5), "everything denied at first")?;
     run.is_well()
 }
 
