@@ -94,7 +94,7 @@ pub fn lower_mss(skb: Skb, l4: u32, less: u16) -> Result<(), Reason> {
 fn replace_mss(skb: Skb, l4: u32, at: u32, from: u16, to: u16) -> Result<(), Reason> {
     // The sum is over words from the header's start.
     let word = |value: u16| {
-        if (at - l4) % 2 == 0 {
+        if (at - l4).is_multiple_of(2) {
             value.to_be()
         } else {
             value.to_le()
