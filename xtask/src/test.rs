@@ -1,8 +1,8 @@
 //! Runs all tests, and counts them.
 //!
 //! ```text
-//!   lab ║ cluster, cli, lab's sockets, ║ reachability, tools   mostly wait for timers and the kernel
-//!         packet rows
+//!   lab ║ cluster, cli, lab's sockets ║ reachability, tools,   mostly wait for timers and the kernel
+//!                                       packet rows
 //!   ║ unit tests ║ random packets                           run at low priority
 //! ```
 
@@ -34,7 +34,7 @@ const FUZZ_SECS: &str = "30";
 const LANES: [&[Target]; 3] = [
     &[Target {
         without: &SOCKETS,
-        ..Target::new("lab", 3)
+        ..Target::new("lab", 4)
     }],
     &[
         Target::new("cluster", 2),
@@ -43,9 +43,12 @@ const LANES: [&[Target]; 3] = [
             only: &SOCKETS,
             ..Target::new("lab", 1)
         },
+    ],
+    &[
+        Target::new("reachability", 2),
+        Target::new("tools", 2),
         Target::new("kernel", 2),
     ],
-    &[Target::new("reachability", 2), Target::new("tools", 2)],
 ];
 /// The modules of `lab` whose kpx translates the sockets of all pods in the cgroup of the test's
 /// process. Beside them, other tests of the process would reach the wrong lab's backends.
