@@ -6,9 +6,8 @@
 //! external clients that other nodes hand over. If the service's address is the
 //! host's own, they start on the egress of lo, with `kpx_lo`. Two rules hold on devices: an ingress
 //! hook rewrites only a packet's destination address, an egress hook only its source address (and the
-//! MSS of SYN-ACKs, where clients are handed over). So
-//! routing, rp_filter, conntrack and network policy in between see "client to backend" and back,
-//! and nothing else.
+//! MSS of SYN-ACKs, where clients are handed over). So routing, rp_filter, conntrack and network
+//! policy in between see "client to backend" and back, and nothing else.
 //!
 //! The crate also builds for the host, as an empty program, so that one clippy run covers the
 //! workspace.

@@ -3,7 +3,7 @@
 //! ```text
 //!   lab ║ cluster, cli, lab's sockets ║ reachability, tools,   mostly wait for timers and the kernel
 //!                                       packet rows
-//!   ║ unit tests ║ random packets                           run at low priority
+//!   ║ unit tests ║ random packets                              run at low priority
 //! ```
 
 use std::io::{Write, stdout};

@@ -211,7 +211,7 @@ impl From<Digest> for String {
 fn endpoints(ports: &[PortView]) -> String {
     let of_port = |port: &PortView| {
         // Each node redirects to a pod of its own, which no EndpointSlice has to name.
-        let is_named = |one: &&BackendView| one.in_cluster_set || !one.in_redirect_set;
+        let is_named = |backend: &&BackendView| backend.in_cluster_set || !backend.in_redirect_set;
         let named = port.backends.iter().filter(is_named);
         let mut all: Vec<_> = named.map(endpoint).collect();
         all.sort_unstable();

@@ -25,7 +25,7 @@ pub struct Options {
     pub seed: u64,
     /// The program of kube-proxy, if available.
     pub kube_proxy: Option<PathBuf>,
-    /// A lower limit on the Services of a cell than its plan's number.
+    /// The maximum number of Services to create for a cell; by default the number of its plan.
     pub services_at_most: Option<usize>,
 }
 
