@@ -2,6 +2,7 @@
 //! destinations the clients reach.
 
 mod cases;
+mod forwarding;
 mod namespace;
 mod objects;
 mod report;
@@ -21,6 +22,7 @@ use tokio::time::timeout;
 use crate::connect::ConnectArgs;
 use crate::pods;
 use cases::Plan;
+use forwarding::Forwarding;
 use report::Report;
 use stage::{DIALS, Stage, TIMEOUT};
 
@@ -50,6 +52,11 @@ pub(crate) struct ConnectivityArgs {
     /// ExternalIP for a Service, one per family: unused, and routed to a node from outside.
     #[arg(long, value_name = "IP")]
     external_ip: Vec<IpAddr>,
+    /// Also test whether the network carries the packets of `--external-forwarding dsr`: IPIP
+    /// between nodes, and to here answers with addresses of other nodes and the given addresses. The
+    /// mode may be off. The test's pods in the nodes' networks get NET_ADMIN and NET_RAW.
+    #[arg(long)]
+    external_forwarding: bool,
     /// Seconds until the Services must work; later failures count.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=60))]
     settle: u64,
@@ -108,7 +115,11 @@ async fn work(stage: &mut Stage<'_>, args: &ConnectivityArgs) -> Result<Report> 
     stage.build(args).await?;
     let plan = Plan::of(stage);
     let judged = run::run(stage, &plan.dials, Duration::from_secs(args.settle)).await;
-    Ok(Report::of(stage, plan, judged).await)
+    let forwarding = match args.external_forwarding {
+        true => Forwarding::run(stage, args).await,
+        false => Forwarding::default(),
+    };
+    Ok(Report::of(stage, plan, judged, forwarding).await)
 }
 
 /// Returns a new name for the run's namespace, made of the time.

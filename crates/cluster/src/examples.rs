@@ -132,6 +132,10 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "kubectl kpx connectivity-test --node n1 --node n7 -o json",
                 "Test these nodes, print JSON",
             ),
+            (
+                "kubectl kpx connectivity-test --external-forwarding",
+                "Test also whether the network carries external forwarding's packets",
+            ),
         ],
     ),
     (

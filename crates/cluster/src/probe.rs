@@ -2,6 +2,7 @@
 //! contains only this program.
 
 mod dial;
+mod forward;
 mod serve;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use dial::{Outcome, Reply, dial_all};
+pub(crate) use forward::Forwarded;
 
 /// Maximum size of a message in bytes.
 const LONGEST: usize = 256 << 10;
@@ -22,7 +24,7 @@ const SHORTEST: usize = 200;
 /// The first byte of a question. No answer begins with it, so a server never answers an answer.
 const QUESTION: u8 = b'k';
 
-/// Serve or dial for a connectivity test. The test runs this in its pods.
+/// Serve or send packets for a connectivity test. The test runs this in its pods.
 #[derive(Args, Debug)]
 pub struct ProbeArgs {
     #[command(subcommand)]
@@ -33,13 +35,15 @@ pub struct ProbeArgs {
 enum Command {
     Serve(serve::ServeArgs),
     Dial(dial::DialArgs),
+    Forward(forward::ForwardArgs),
 }
 
-/// Serves until it is stopped, or dials and prints the replies.
+/// Serves until it is stopped, or sends packets and prints the replies.
 pub async fn probe(args: ProbeArgs) -> Result<ExitCode> {
     match args.command {
         Command::Serve(args) => serve::serve(args).await,
         Command::Dial(args) => dial::dial(args).await,
+        Command::Forward(args) => forward::forward(args).await,
     }
 }
 

@@ -134,7 +134,7 @@ fn works(test: &mut Test) -> Result<()> {
             .join(" ")
     };
     let given = format!("{} {}", flag("load-balancer-ip", 7), flag("external-ip", 8));
-    let ended = test.run(&format!("{given} -o json"))?;
+    let ended = test.run(&format!("{given} --external-forwarding -o json"))?;
     let report = ended.report()?;
     ensure!(
         ended.status.success() && report["failed"] == 0,
@@ -163,6 +163,8 @@ fn works(test: &mut Test) -> Result<()> {
         "LoadBalancer, outside",
         "ExternalIP, node",
         "NetworkPolicy: denied, pod",
+        "external forwarding: node to node in IPIP, node",
+        "external forwarding: answers with other sources, outside",
     ] {
         ensure!(results.get(row) == Some(&"passed"), "{row}: {results:#?}");
     }
@@ -175,7 +177,8 @@ fn works(test: &mut Test) -> Result<()> {
 }
 
 /// Endpoints with a wrong port, a filter before a node port, a path between the nodes that loses
-/// long packets, and an unenforced policy.
+/// long packets, an unenforced policy, a firewall that drops IPIP, and a switch that checks
+/// sources.
 fn names_what_is_broken(test: &mut Test) -> Result<()> {
     let lab = &test.cluster.lab;
     lab.n1.host.ns.nft("delete table inet netpol")?;
@@ -189,10 +192,22 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
             type filter hook forward priority 0
             meta length > 1400 drop
         }}
-        }}"
+        chain source_guard {{
+            type filter hook prerouting priority 0
+            iifname n2 ip saddr {} drop
+        }}
+        }}",
+        lab.n1.host.addrs.v4,
     ))?;
+    lab.n2.host.ns.nft(
+        "table inet firewall { chain input {
+            type filter hook input priority filter
+            ip protocol 4 drop
+        }
+        }",
+    )?;
     test.kubelets.misdirected = Some(("second", 1));
-    let ended = test.run("--keep --settle 1")?;
+    let ended = test.run("--keep --settle 1 --external-forwarding")?;
     let text = &ended.text;
     ensure!(ended.status.code() == Some(1), "{text}\n{}", ended.words);
     let failed: Vec<_> = text
@@ -220,6 +235,8 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
         "ClusterIP, long messages, node",
         "ClusterIP, long messages, pod",
         "NodePort, outside",
+        "external forwarding: answers with other sources, outside",
+        "external forwarding: node to node in IPIP, node",
         "pod address, long messages, node",
         "pod address, long messages, pod",
     ];
@@ -236,6 +253,23 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
     );
     ensure!(
         text.contains(":18480: a connection, and then no answer (a hole in the path's MTU?)"),
+        "{text}"
+    );
+    let [n1, n2] = lab.nodes().map(|node| node.host.addrs.v4);
+    ensure!(
+        text.contains(&format!(
+            "n1: ipip {n2}: nothing arrived, not an arrival at n2"
+        )),
+        "{text}"
+    );
+    ensure!(
+        text.contains(&format!(
+            ": no datagram with the source {n1}, not an arrival here"
+        )),
+        "{text}"
+    );
+    ensure!(
+        text.contains("external forwarding: answers with other sources, outside: 1 of 4 failed"),
         "{text}"
     );
     ensure!(text.contains("not enforced: "), "{text}");
@@ -264,7 +298,7 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
 fn documented() -> Result<Vec<String>> {
     let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kubectl.md"))?;
     let (_, sample) = page
-        .split_once("$ kubectl kpx connectivity-test\n")
+        .split_once("$ kubectl kpx connectivity-test --external-forwarding\n")
         .context("the sample")?;
     let rows = sample
         .lines()

@@ -24,7 +24,7 @@ pub(super) const PORT: u16 = 80;
 pub(super) const CLOSED_PORT: u16 = 81;
 /// A port that no Service of the test has.
 pub(super) const NO_PORT: u16 = 82;
-/// The user id of the containers. They need no privilege.
+/// The user id of containers without privileges.
 const NOBODY: u32 = 65_534;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +99,9 @@ pub(super) fn namespace(name: &str, run: &str, ends_by: &str) -> Result<Namespac
     }}))
 }
 
-/// Returns the manifest of a pod that ends by itself after `seconds`.
-pub(super) fn pod(pod: &TestPod, image: &str, seconds: u64) -> Result<Pod> {
+/// Returns the manifest of a pod that ends by itself after `seconds`. With `forwards`, a pod in its
+/// node's network can send the packets of external forwarding.
+pub(super) fn pod(pod: &TestPod, image: &str, seconds: u64, forwards: bool) -> Result<Pod> {
     let mut command = vec![
         crate::exec::KPX.to_owned(),
         "probe".to_owned(),
@@ -109,6 +110,11 @@ pub(super) fn pod(pod: &TestPod, image: &str, seconds: u64) -> Result<Pod> {
     command.push(format!("--name={}", pod.name));
     command.extend(pod.role.ports().iter().map(|port| format!("--port={port}")));
     let host = pod.role == Role::Host;
+    // Only root has the capabilities that a container adds.
+    let (user, capabilities) = match host && forwards {
+        true => (0, json!({"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]})),
+        false => (NOBODY, json!({"drop": ["ALL"]})),
+    };
     object(json!({
         "metadata": {"name": pod.name, "labels": {LABEL.0: LABEL.1, ROLE: pod.role.name(), SERVER: pod.name}},
         "spec": {
@@ -128,11 +134,11 @@ pub(super) fn pod(pod: &TestPod, image: &str, seconds: u64) -> Result<Pod> {
                 "command": command,
                 "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
                 "securityContext": {
-                    "runAsUser": NOBODY,
-                    "runAsNonRoot": true,
+                    "runAsUser": user,
+                    "runAsNonRoot": user != 0,
                     "allowPrivilegeEscalation": false,
                     "readOnlyRootFilesystem": true,
-                    "capabilities": {"drop": ["ALL"]},
+                    "capabilities": capabilities,
                 },
             }],
         },

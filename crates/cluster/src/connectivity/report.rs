@@ -9,6 +9,7 @@ use proxy_view::output::{Form, OutputArgs, cell, green, red, yellow};
 use serde::Serialize;
 
 use super::cases::{DENIED, DENIED_DIRECT, Dial, From, Plan};
+use super::forwarding::{Forwarding, Sent};
 use super::run::{Judged, decision, unreached};
 use super::stage::Stage;
 
@@ -58,19 +59,24 @@ struct Row {
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Failure {
-    /// The client's node; null for this process.
-    node: Option<String>,
-    protocol: String,
-    to: String,
-    expected: String,
-    got: String,
+pub(super) struct Failure {
+    /// The sender's node; null for this process.
+    pub(super) node: Option<String>,
+    pub(super) protocol: String,
+    pub(super) to: String,
+    pub(super) expected: String,
+    pub(super) got: String,
     /// kpx's decision for such a packet on the client's node; null if it was not requested.
-    kpx: Option<String>,
+    pub(super) kpx: Option<String>,
 }
 
 impl Report {
-    pub(super) async fn of(stage: &Stage<'_>, mut plan: Plan, judged: Vec<Judged>) -> Self {
+    pub(super) async fn of(
+        stage: &Stage<'_>,
+        mut plan: Plan,
+        judged: Vec<Judged>,
+        forwarding: Forwarding,
+    ) -> Self {
         let mut results: Vec<(Dial, Judged)> = plan.dials.drain(..).zip(judged).collect();
         plan.leave_out_unenforced(&mut results);
         plan.leave_out_unreached(&mut results).await;
@@ -92,7 +98,19 @@ impl Report {
                 .or_insert_with(|| Row::new(dial.case, dial.from));
             row.add(stage, index, dial, judged);
         }
-        for LeftOut { case, from, why } in plan.left_out {
+        for Sent {
+            case,
+            from,
+            failure,
+        } in forwarding.sent
+        {
+            let row = rows
+                .entry((place(case, &mut order), from))
+                .or_insert_with(|| Row::new(case, from));
+            row.count(failure);
+        }
+        let left_out = plan.left_out.into_iter().chain(forwarding.left_out);
+        for LeftOut { case, from, why } in left_out {
             let row = rows
                 .entry((place(case, &mut order), from))
                 .or_insert_with(|| Row::new(case, from));
@@ -234,20 +252,25 @@ impl Row {
     }
 
     fn add(&mut self, stage: &Stage, index: usize, dial: &Dial, judged: &Judged) {
-        self.dials += 1;
-        let Err(got) = judged else {
-            self.right += 1;
-            return;
-        };
-        self.first.get_or_insert(index);
-        self.failures.push(Failure {
+        if judged.is_err() {
+            self.first.get_or_insert(index);
+        }
+        self.count(judged.as_ref().err().map(|got| Failure {
             node: dial.client.map(|client| stage.pods[client].node.clone()),
             protocol: dial.target.protocol.to_string(),
             to: dial.target.to.clone(),
             expected: dial.expect.to_string(),
             got: got.clone(),
             kpx: None,
-        });
+        }));
+    }
+
+    fn count(&mut self, failure: Option<Failure>) {
+        self.dials += 1;
+        match failure {
+            Some(failure) => self.failures.push(failure),
+            None => self.right += 1,
+        }
     }
 
     fn settle(&mut self) {

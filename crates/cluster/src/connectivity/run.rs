@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use futures::future::join_all;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::cases::{Dial, Expect, From};
-use super::objects::CONTAINER;
+use super::objects::{CONTAINER, TestPod};
 use super::stage::Stage;
 use crate::exec::{self, Answer};
 use crate::pods::NodePod;
@@ -102,7 +103,28 @@ async fn dial_in(
     targets: &[Target],
     limit: Duration,
 ) -> Result<Vec<Vec<Reply>>> {
-    let pod = &stage.pods[pod];
+    let mut arguments = vec![
+        "probe".to_owned(),
+        "dial".to_owned(),
+        format!("--millis={}", limit.as_millis()),
+    ];
+    arguments.extend(targets.iter().map(ToString::to_string));
+    let replies: Vec<Vec<Reply>> = command_in(stage, &stage.pods[pod], &arguments).await?;
+    ensure!(
+        replies.len() == targets.len(),
+        "the pod's kpx has {} of {} replies",
+        replies.len(),
+        targets.len()
+    );
+    Ok(replies)
+}
+
+/// Runs kpx in a pod of the test, and returns its answer.
+pub(super) async fn command_in<T: DeserializeOwned>(
+    stage: &Stage<'_>,
+    pod: &TestPod,
+    arguments: &[String],
+) -> Result<T> {
     let at = NodePod {
         node: pod.node.clone(),
         namespace: stage.namespace.clone(),
@@ -111,27 +133,13 @@ async fn dial_in(
         image: None,
         absent: None,
     };
-    let mut arguments = vec![
-        "probe".to_owned(),
-        "dial".to_owned(),
-        format!("--millis={}", limit.as_millis()),
-    ];
-    arguments.extend(targets.iter().map(ToString::to_string));
     let Answer {
         code,
         stdout,
         stderr,
-    } = exec::run(&stage.client, &at, &arguments, COMMAND, LONGEST).await?;
+    } = exec::run(&stage.client, &at, arguments, COMMAND, LONGEST).await?;
     ensure!(code == 0, "kpx probe ended with {code}: {}", stderr.trim());
-    let replies: Vec<Vec<Reply>> =
-        serde_json::from_slice(&stdout).context("kpx in the pod answers in an unknown form")?;
-    ensure!(
-        replies.len() == targets.len(),
-        "the pod's kpx has {} of {} replies",
-        replies.len(),
-        targets.len()
-    );
-    Ok(replies)
+    serde_json::from_slice(&stdout).context("kpx in the pod answers in an unknown form")
 }
 
 /// Returns the addresses that neither answer this process nor refuse its connections.

@@ -88,7 +88,8 @@ impl<'a> Stage<'a> {
             .or_else(|| self.kpx.iter().find_map(|at| at.image.clone()));
         let image = image.context("kpx's pod has no image: set --image")?;
         for pod in &self.pods {
-            self.make_pod(&objects::pod(pod, &image, lives.as_secs())?)
+            let forwards = args.external_forwarding;
+            self.make_pod(&objects::pod(pod, &image, lives.as_secs(), forwards)?)
                 .await?;
         }
         self.await_pods().await
