@@ -22,7 +22,11 @@ const TRY: Duration = Duration::from_millis(250);
 const QUIET: u32 = 3;
 
 /// Tables with room for the cases. The tests read them often, and the kernel visits each free place.
-const TABLES: [&str; 2] = ["--service-table-size=8192", "--endpoint-table-size=16384"];
+const TABLES: [&str; 3] = [
+    "--flow-table-size=32768",
+    "--service-table-size=8192",
+    "--endpoint-table-size=16384",
+];
 
 /// Parts of the names of the kernel's counters of losses.
 const LOSSES: [&str; 5] = ["Reasm", "Err", "Discard", "Drop", "Fail"];

@@ -32,8 +32,6 @@ pub const DEADLINE: Duration = Duration::from_secs(90);
 /// end.
 const START: Duration = Duration::from_secs(180);
 const MANIFESTS: &str = "manifests";
-/// Entries of the flow tables: more than the labs' flows need.
-const FLOW_TABLE_SIZE: &str = "32768";
 
 /// The namespace of an agent: borrowed, or its own.
 #[derive(Debug)]
@@ -374,8 +372,6 @@ pub fn run(node_name: &str, source: Source, run_dir: &Path, ns: &NetNs) -> Resul
     command
         .args(["run", "--node-name", node_name, "--run-dir"])
         .arg(run_dir)
-        // The kernel allocates the tables at each start. A size in later arguments counts.
-        .args(["--flow-table-size", FLOW_TABLE_SIZE])
         .arg("--bpf-dir")
         .arg(ns.bpf_dir());
     match source {
