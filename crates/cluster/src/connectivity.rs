@@ -52,9 +52,9 @@ pub(crate) struct ConnectivityArgs {
     /// ExternalIP for a Service, one per family: unused, and routed to a node from outside.
     #[arg(long, value_name = "IP")]
     external_ip: Vec<IpAddr>,
-    /// Also test whether the network carries the packets of `--external-forwarding dsr`: IPIP
-    /// between nodes, and to here answers with addresses of other nodes and the given addresses. The
-    /// mode may be off. The test's pods in the nodes' networks get NET_ADMIN and NET_RAW.
+    /// Also test whether the network carries the packets of `--external-forwarding dsr`, which may be
+    /// off: nodes send IPIP to each other, and send this machine datagrams with other nodes'
+    /// addresses and the given addresses. The test's pods in the nodes' networks get NET_RAW.
     #[arg(long)]
     external_forwarding: bool,
     /// Seconds until the Services must work; later failures count.

@@ -202,6 +202,7 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
     lab.n2.host.ns.nft(
         "table inet firewall { chain input {
             type filter hook input priority filter
+            ct state established,related accept
             ip protocol 4 drop
         }
         }",
@@ -291,7 +292,13 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
         .lab
         .fabric
         .ns
-        .nft("delete table inet broken\ndelete table bridge hole")
+        .nft("delete table inet broken\ndelete table bridge hole")?;
+    test.cluster
+        .lab
+        .n2
+        .host
+        .ns
+        .nft("delete table inet firewall")
 }
 
 /// Returns the rows of the sample in docs/kubectl.md, which is an output of this test.

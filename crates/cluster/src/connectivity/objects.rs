@@ -110,9 +110,9 @@ pub(super) fn pod(pod: &TestPod, image: &str, seconds: u64, forwards: bool) -> R
     command.push(format!("--name={}", pod.name));
     command.extend(pod.role.ports().iter().map(|port| format!("--port={port}")));
     let host = pod.role == Role::Host;
-    // Only root has the capabilities that a container adds.
+    // Only root has the capability that a container adds.
     let (user, capabilities) = match host && forwards {
-        true => (0, json!({"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]})),
+        true => (0, json!({"drop": ["ALL"], "add": ["NET_RAW"]})),
         false => (NOBODY, json!({"drop": ["ALL"]})),
     };
     object(json!({

@@ -114,7 +114,10 @@ impl Report {
             let row = rows
                 .entry((place(case, &mut order), from))
                 .or_insert_with(|| Row::new(case, from));
-            row.why = Some(why);
+            row.why = Some(match row.why.take() {
+                Some(others) => format!("{others}; {why}"),
+                None => why,
+            });
         }
         let mut rows: Vec<_> = rows.into_values().collect();
         for row in rows

@@ -109,7 +109,7 @@ async fn dial_in(
         format!("--millis={}", limit.as_millis()),
     ];
     arguments.extend(targets.iter().map(ToString::to_string));
-    let replies: Vec<Vec<Reply>> = command_in(stage, &stage.pods[pod], &arguments).await?;
+    let replies: Vec<Vec<Reply>> = command_in(stage, &stage.pods[pod], &arguments, COMMAND).await?;
     ensure!(
         replies.len() == targets.len(),
         "the pod's kpx has {} of {} replies",
@@ -124,6 +124,7 @@ pub(super) async fn command_in<T: DeserializeOwned>(
     stage: &Stage<'_>,
     pod: &TestPod,
     arguments: &[String],
+    limit: Duration,
 ) -> Result<T> {
     let at = NodePod {
         node: pod.node.clone(),
@@ -137,7 +138,7 @@ pub(super) async fn command_in<T: DeserializeOwned>(
         code,
         stdout,
         stderr,
-    } = exec::run(&stage.client, &at, arguments, COMMAND, LONGEST).await?;
+    } = exec::run(&stage.client, &at, arguments, limit, LONGEST).await?;
     ensure!(code == 0, "kpx probe ended with {code}: {}", stderr.trim());
     serde_json::from_slice(&stdout).context("kpx in the pod answers in an unknown form")
 }
