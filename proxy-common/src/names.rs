@@ -52,6 +52,7 @@ pub const SENDERS: &str = "SENDERS";
 
 /// The nodes that hand over packets of external clients: see [`crate::peer`].
 pub const PEERS: &str = "PEERS";
+pub const HANDED_OVER: &str = "HANDED_OVER";
 
 /// The programs of the slow path: see [`SlowProgram`](crate::hook::SlowProgram).
 pub const SLOW: &str = "SLOW";

@@ -4,7 +4,7 @@
 use proxy_common::addr::Proto;
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::{Device, Node, pod_net};
-use proxy_common::flow::Hook;
+use proxy_common::flow::{AnyKey, Hook};
 use proxy_common::frontend::{FrontendKind, Service, Set, SlotKey};
 use proxy_common::hook::PacketHook;
 use proxy_common::peer::{Peer, PeerKey};
@@ -42,18 +42,52 @@ fn to_node<A: Net>(skb: Skb, memory: Memory) -> Result<Option<Action>, Reason> {
     if decision.set != Set::DIRECT || tunnel == 0 || !skb.is_ours() {
         return Ok(None);
     }
-    if !is_of_another_node(&scratch.packet, decision) {
+    let Some(node) = node_of(scratch, decision)? else {
         return if scratch.packet.opens_again() {
             Ok(None)
         } else {
             Err(Reason::NotHandedOver)
         };
-    }
+    };
     let found = skb.found();
     if found.marks & Found::FIRST != 0 {
         fragment::remember::<A>(skb, true);
     }
-    into_tunnel(skb, found.link(), scratch, decision, tunnel).map(Some)
+    into_tunnel::<A>(skb, found.link(), &node, tunnel).map(Some)
+}
+
+/// Returns the node of the packet's connection, or of the client's backend for a packet that opens a
+/// connection. `None` if the backend is here, or its node takes no clients over.
+///
+/// An open connection stays at its node when the Service's endpoints change: its backend may
+/// terminate, and serve the connection until then. The agent removes the rows of nodes that take
+/// no clients over any more.
+#[inline(always)]
+fn node_of<A: Net>(
+    scratch: &Scratch<A>,
+    decision: &Decision<A>,
+) -> Result<Option<PeerKey>, Reason> {
+    let packet = &scratch.packet;
+    let connection = AnyKey::of(&packet.flow_key(Hook::INGRESS));
+    if !packet.opens_again()
+        && let Some(node) = maps::handed_over_to(&connection)
+    {
+        return Ok(Some(node));
+    }
+    if !is_of_another_node(packet, decision) {
+        return Ok(None);
+    }
+    let index = select::direct_slot(&packet.src, &scratch.service, decision);
+    let slot = SlotKey::new(decision.service, Set::NODES, index as u16);
+    let node = maps::slot(&slot).ok_or(Reason::StaleSlot)?.addr;
+    if node.is_unspecified() {
+        return Err(Reason::StaleSlot);
+    }
+    let node = peer_key::<A>(node.words());
+    if packet.proto == Proto::TCP {
+        maps::note_handed_over(&connection, &node);
+    }
+    Ok(Some(node))
 }
 
 /// Returns true if the packet goes to a backend whose node takes clients over.
@@ -63,23 +97,15 @@ fn is_of_another_node<A: Net>(packet: &Packet<A>, decision: &Decision<A>) -> boo
         && (decision.kind != FrontendKind::NODE_PORT || is_of_node_object(&packet.dst.addr))
 }
 
-/// Sends a packet to the node of the backend that the client of `scratch.packet` has.
 #[inline(always)]
 fn into_tunnel<A: Net>(
     skb: Skb,
     link: LinkHeader,
-    scratch: &Scratch<A>,
-    decision: &Decision<A>,
+    node: &PeerKey,
     tunnel: u32,
 ) -> Result<Action, Reason> {
-    let index = select::direct_slot(&scratch.packet.src, &scratch.service, decision);
-    let slot = SlotKey::new(decision.service, Set::NODES, index as u16);
-    let node = maps::slot(&slot).ok_or(Reason::StaleSlot)?.addr;
-    if node.is_unspecified() {
-        return Err(Reason::StaleSlot);
-    }
     let keeps_whole = skb.gso_size() == 0 && is_kept_whole::<A>(skb, link);
-    skb.set_tunnel(node.words(), A::IS_IPV4, keeps_whole)?;
+    skb.set_tunnel(node.addr, A::IS_IPV4, keeps_whole)?;
     maps::count(Event::HandedOver);
     Ok(skb.redirect(tunnel, 0))
 }
@@ -126,10 +152,10 @@ fn try_send_error<A: Net>(
         return Err(LEFT_ALONE);
     }
     select::direct(&scratch.packet.src, &scratch.service, decision).map_err(|_| LEFT_ALONE)?;
-    if !is_of_another_node(&scratch.packet, decision) {
-        return Err(LEFT_ALONE);
+    match node_of(scratch, decision) {
+        Ok(Some(node)) => into_tunnel::<A>(skb, link, &node, tunnel).map_err(|_| LEFT_ALONE),
+        Ok(None) | Err(_) => Err(LEFT_ALONE),
     }
-    into_tunnel(skb, link, scratch, decision, tunnel).map_err(|_| LEFT_ALONE)
 }
 
 /// Returns true if the backend's node knows the address as this node's. A node port at another
@@ -249,10 +275,15 @@ fn is_for_frontend<A: Net>(packet: &Packet<A>, sender: Peer, decision: &mut Deci
 
 #[inline(always)]
 fn peer<A: Net>(addr: [u32; 4]) -> Option<Peer> {
-    maps::peer(&PeerKey {
+    maps::peer(&peer_key::<A>(addr))
+}
+
+#[inline(always)]
+fn peer_key<A: Net>(addr: [u32; 4]) -> PeerKey {
+    PeerKey {
         addr,
         family: A::AF.into(),
-    })
+    }
 }
 
 /// Puts a packet into the ingress of the device by which the route to the client leads, which must

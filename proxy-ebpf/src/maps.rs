@@ -44,6 +44,7 @@ mod flows;
 mod foreign_nat;
 mod fragments;
 mod half_open;
+mod handed_over;
 mod liberal;
 mod live;
 mod memory;
@@ -67,6 +68,7 @@ pub use flows::{
 pub use foreign_nat::{foreign_nat, remove_foreign_nat, set_foreign_nat};
 pub use fragments::{forget_fragment, fragment_ports, remember_fragment};
 pub use half_open::{dequeue, enqueue, free_place, is_full, set_place};
+pub use handed_over::{handed_over_to, note_handed_over};
 pub use liberal::{liberal_since, offer};
 use live::{Find, Live};
 pub use memory::{Closing, DecisionMemory, Eviction, Memory, Scratch, again, closing, eviction};

@@ -1,7 +1,7 @@
 //! `--external-forwarding dsr`: the entry step. The other end needs tunnel devices, which virtual
 //! machines have: `tests/vm/dsr.rs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -75,6 +75,29 @@ fn errors_about_answers_go_to_the_node_of_the_backend() -> Result<()> {
         fixture.rows("handover::errors_about_answers_go_to_the_node_of_the_backend/marked")?;
         fixture.mark = 0;
         fixture.rows("handover::errors_about_answers_go_to_the_node_of_the_backend/draining")?;
+    }
+    Ok(())
+}
+
+/// A backend that terminates serves its open connections.
+#[test]
+fn open_connections_stay_at_their_node_when_endpoints_change() -> Result<()> {
+    for mut fixture in fixtures()? {
+        set_tunnels(&fixture, 77)?;
+        fixture
+            .rows("handover::open_connections_stay_at_their_node_when_endpoints_change/before")?;
+        let change = if fixture.is_v4() {
+            Change::V4(backend_here::<Addr4>(&fixture)?)
+        } else {
+            Change::V6(backend_here::<Addr6>(&fixture)?)
+        };
+        fixture.bench.datapath.tables.apply(&change)?;
+        fixture
+            .rows("handover::open_connections_stay_at_their_node_when_endpoints_change/after")?;
+        // The node takes no clients over any more.
+        let nodes = BTreeSet::new();
+        fixture.bench.datapath.node.keep_handed_over(&nodes)?;
+        fixture.rows("handover::open_connections_stay_at_their_node_when_endpoints_change/left")?;
     }
     Ok(())
 }
@@ -239,6 +262,16 @@ fn direct<A: Addr>(fixture: &Fixture) -> Result<Vec<FamilyChange<A>>> {
         Frontend::new(remote, FrontendKind::LOAD_BALANCER),
     ));
     Ok(changes)
+}
+
+/// Returns the change that puts this node's pod in the place of the backend of `empty`.
+fn backend_here<A: Addr>(fixture: &Fixture) -> Result<FamilyChange<A>> {
+    let addr =
+        |name: &str| -> Result<A> { A::from_ip(fixture.names.addr(name)?).context("family") };
+    let remote = FrontendKey::new(addr("remote")?, Port::new(80), Proto::TCP);
+    let backend = Backend::new(addr("pod")?, Port::new(8080), Backend::<A>::LOCAL);
+    let slot = SlotKey::new(remote, Set::DIRECT, 0);
+    Ok(FamilyChange::PutSlot(slot, backend))
 }
 
 /// Sets the tunnel devices of both families; 0: packets take the stack.

@@ -17,7 +17,8 @@ use proxy_common::foreign_nat::ForeignNat;
 use proxy_common::fragment::{FragmentKey, Ports};
 use proxy_common::frontend::{EndpointKey, FrontendKey, SetKey};
 use proxy_common::half_open::PaddedEnds;
-use proxy_common::names::{COUNTERS, CPUS, FamilyMaps, IPV4, IPV6, TOLERATED};
+use proxy_common::names::{COUNTERS, CPUS, FamilyMaps, HANDED_OVER, IPV4, IPV6, TOLERATED};
+use proxy_common::peer::PeerKey;
 use proxy_common::service_counts::ServiceCounts;
 use proxy_common::ways::MARKS;
 use proxy_core::diff::diff;
@@ -205,6 +206,7 @@ fn clear_all(datapath: &mut Datapath) -> Result<()> {
     clear_family::<Addr4>(maps, IPV4)?;
     clear_family::<Addr6>(maps, IPV6)?;
     clear::<AnyKey, u32>(maps, TOLERATED)?;
+    clear::<AnyKey, PeerKey>(maps, HANDED_OVER)?;
     // A sweep without flows forgets the namespaces of services. The marks of the last test's ends
     // expire after this many rounds.
     for _ in 0..MARKS {

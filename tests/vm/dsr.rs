@@ -333,6 +333,26 @@ fn connections_live_on_when_another_node_gets_their_packets() {
     .unwrap();
 }
 
+/// New connections have the other backend.
+#[test]
+fn connections_of_a_terminating_backend_live_on() {
+    with_nodes(Layout::Routed, |base, _, _| {
+        let lab = &base.lab;
+        let mut held = hold(lab, 40)?;
+        let backends = use_all(lab, &mut held, "both are ready")?;
+        ensure!(backends.len() == 2, "one backend has all: {backends:?}");
+        base.put(&both().terminating(&["p2a"]))?;
+        wait_until(DEADLINE, "new connections have the other backend", || {
+            let fresh = hold(lab, 10).and_then(|mut fresh| use_all(lab, &mut fresh, "fresh"));
+            Ok(fresh.is_ok_and(|backends| backends.len() == 1))
+        })?;
+        let backends = use_all(lab, &mut held, "one terminates")?;
+        ensure!(backends.len() == 2, "{backends:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// The router spreads connections over both nodes, withdraws n1, and then n1 dies with its backend.
 #[test]
 fn connections_to_other_backends_survive_the_loss_of_their_entry_node() {

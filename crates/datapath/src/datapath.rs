@@ -107,7 +107,7 @@ impl Datapath {
         let maps = persistence.pins.maps();
         sockets::remove_unused(&persistence.pins, options.sockets)?;
         let mut unused = sockets::unused_maps(options.sockets);
-        unused.extend(options.unused_peers());
+        unused.extend(options.unused_of_hand_over());
         persistence.pins.remove_maps(&unused)?;
         pins.retain(|pin| !unused.contains(&pin.name.as_str()));
         options.whole |= !persistence.pins.are_of_host() || persistence.pins.are_of_filters()?;
@@ -195,14 +195,16 @@ impl Options {
     fn map_sizes(&self) -> BTreeMap<&'static str, MapSize> {
         let mut sizes = self.sizes.map_sizes();
         // A map that no program uses gets the minimum size.
-        let unused = sockets::unused_tables(self.sockets).chain(self.unused_peers());
+        let unused = sockets::unused_tables(self.sockets).chain(self.unused_of_hand_over());
         sizes.extend(unused.map(|name| (name, MapSize::exactly(1))));
         sizes
     }
 
-    /// Returns the table of the tunnel's program, unless this program is attached.
-    fn unused_peers(&self) -> Option<&'static str> {
-        (!self.hands_over).then_some(names::PEERS)
+    /// Returns the maps that only a node which hands packets over uses, unless it does.
+    fn unused_of_hand_over(&self) -> impl Iterator<Item = &'static str> {
+        [names::PEERS, names::HANDED_OVER]
+            .into_iter()
+            .filter(|_| !self.hands_over)
     }
 
     /// Returns a map's maximum number of entries, for the family with fewer. A pinned map may be

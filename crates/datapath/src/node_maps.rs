@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use nix::sys::socket::AddressFamily;
 use proxy_common::addr::{Addr, Addr4, Addr6};
 use proxy_common::device::{Device, Node, OwnAddr, pod_net};
+use proxy_common::flow::AnyKey;
 use proxy_common::frontend::service_net;
 use proxy_common::names;
 use proxy_common::peer::{Peer, PeerKey};
@@ -23,6 +24,7 @@ pub struct NodeMaps {
     node: Array<MapData, Node>,
     devices: HashMap<MapData, u32, Device>,
     peers: HashMap<MapData, PeerKey, Peer>,
+    handed_over: HashMap<MapData, AnyKey, PeerKey>,
     v4: Family<Addr4>,
     v6: Family<Addr6>,
     ways: FastPathWays,
@@ -42,6 +44,7 @@ impl NodeMaps {
             node,
             devices,
             peers: take(ebpf, names::PEERS)?,
+            handed_over: take(ebpf, names::HANDED_OVER)?,
             v4: Family::new(ebpf)?,
             v6: Family::new(ebpf)?,
             ways,
@@ -96,6 +99,32 @@ impl NodeMaps {
             addrs.iter().map(move |addr| (peer_key(*addr), peer))
         });
         replace(&mut self.peers, &rows.collect(), names::PEERS)
+    }
+
+    /// Keeps the memory of connections that were handed over to these addresses of nodes. The packets
+    /// of all others go by the tables of their Services.
+    pub fn keep_handed_over(&mut self, nodes: &BTreeSet<IpAddr>) -> Result<()> {
+        let nodes: BTreeSet<_> = nodes.iter().copied().map(peer_key).collect();
+        let mut lost = Vec::new();
+        for row in self.handed_over.iter() {
+            match row {
+                Ok((connection, node)) if !nodes.contains(&node) => lost.push(connection),
+                // A program has evicted the row.
+                Ok(_) | Err(MapError::KeyNotFound) => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("read {}", names::HANDED_OVER));
+                }
+            }
+        }
+        for connection in lost {
+            match self.handed_over.remove(&connection) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("write {}", names::HANDED_OVER));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Makes the kernel's table of the node's own addresses, with the device of each, equal to

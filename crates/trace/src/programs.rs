@@ -84,6 +84,7 @@ impl<A: Family> Programs<A> {
                 loader.map_max_entries(name, MEMORY_MIN);
             }
         }
+        loader.map_max_entries(names::HANDED_OVER, MEMORY_MIN);
         // The agent's maps may be larger than the object's defaults.
         let maps = A::MAPS;
         let tables = &input.tables;

@@ -295,7 +295,7 @@ mod tests {
         const LOOKS_A_SECOND: usize = 6;
         let at =
             |nth: u16| SockAddr::new(Addr4::from(Ipv4Addr::new(10, 244, 1, 2)), Port::new(nth));
-        let key = |nth| AnyKey::of_v4(&FlowKey::new(Hook::INGRESS, Proto::UDP, at(nth), at(53)));
+        let key = |nth| AnyKey::of(&FlowKey::new(Hook::INGRESS, Proto::UDP, at(nth), at(53)));
         let mut asking: Vec<_> = (0..6_000).map(key).collect();
         let mut waiting = Waiting::default();
         let mut rows = HashMap::new();

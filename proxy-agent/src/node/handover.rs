@@ -27,8 +27,9 @@ pub(super) struct Handover {
     is_read: bool,
     /// `None` until the nodes are read.
     peers: Option<Peers>,
-    /// The tunnel addresses of the nodes that packets are handed over to.
-    targets: BTreeMap<String, Vec<IpAddr>>,
+    /// The tunnel addresses of the nodes that packets are handed over to. `None` until they are
+    /// found.
+    targets: Option<BTreeMap<String, Vec<IpAddr>>>,
     /// A node that accepts packets, and gets none because they would have another source.
     misrouted: Option<String>,
     /// The mode is off, and an earlier agent has left its devices.
@@ -271,14 +272,19 @@ impl Node {
             }
             targets.insert(node.clone(), tunnels);
         }
-        (self.handover.targets, self.handover.misrouted) = (targets, misrouted);
+        self.handover.misrouted = misrouted;
+        if self.handover.targets.as_ref() != Some(&targets) {
+            let addresses = targets.values().flatten().copied().collect();
+            self.handover.targets = Some(targets);
+            self.rows.keep_handed_over(&addresses)?;
+        }
         Ok(())
     }
 
     /// Returns the nodes that this node hands packets over to.
     pub fn able_nodes(&self) -> AbleNodes {
         if self.options.hands_over && self.takes_over() {
-            AbleNodes::new(self.handover.targets.clone())
+            AbleNodes::new(self.handover.targets.clone().unwrap_or_default())
         } else {
             AbleNodes::NONE
         }

@@ -146,6 +146,10 @@ impl NodeRows {
         self.maps.set_peers(peers)
     }
 
+    pub(super) fn keep_handed_over(&mut self, nodes: &BTreeSet<IpAddr>) -> Result<()> {
+        self.maps.keep_handed_over(nodes)
+    }
+
     pub(super) fn write_addrs(&mut self, addrs: &BTreeMap<IpAddr, OwnAddr>) -> Result<()> {
         self.maps.set_addrs(addrs)
     }

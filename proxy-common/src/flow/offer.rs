@@ -1,7 +1,7 @@
 //! A flow's request for a liberal conntrack entry, so that it may bypass the stack.
 
 use super::FlowKey;
-use crate::addr::{Addr4, Addr6};
+use crate::addr::{Addr, Addr4, Addr6};
 use crate::assert_size;
 
 /// A key of either family: its words, with the family in the upper bits of the last word. A single
@@ -17,15 +17,13 @@ const V6: u64 = 6;
 
 impl AnyKey {
     #[inline(always)]
-    pub fn of_v4(key: &FlowKey<Addr4>) -> Self {
-        let [src, _, dst, _, rest] = key.words();
-        Self([src | dst << 32, 0, 0, 0, rest | V4 << FAMILY])
-    }
-
-    #[inline(always)]
-    pub fn of_v6(key: &FlowKey<Addr6>) -> Self {
+    pub fn of<A: Addr>(key: &FlowKey<A>) -> Self {
         let [a, b, c, d, rest] = key.words();
-        Self([a, b, c, d, rest | V6 << FAMILY])
+        if A::IS_IPV4 {
+            Self([a | c << 32, 0, 0, 0, rest | V4 << FAMILY])
+        } else {
+            Self([a, b, c, d, rest | V6 << FAMILY])
+        }
     }
 
     pub fn v4(&self) -> Option<FlowKey<Addr4>> {
@@ -86,11 +84,11 @@ mod tests {
         let [src, dst] = [0, 1].map(|nth: usize| SockAddr::new(at(nth as u16), ports[nth]));
         let v6 = FlowKey::new(Hook::INGRESS, Proto::TCP, src, dst);
         assert_eq!(
-            (AnyKey::of_v4(&v4).v4(), AnyKey::of_v4(&v4).v6()),
+            (AnyKey::of(&v4).v4(), AnyKey::of(&v4).v6()),
             (Some(v4), None)
         );
         assert_eq!(
-            (AnyKey::of_v6(&v6).v4(), AnyKey::of_v6(&v6).v6()),
+            (AnyKey::of(&v6).v4(), AnyKey::of(&v6).v6()),
             (None, Some(v6))
         );
     }

@@ -12,7 +12,6 @@ use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh};
 use proxy_common::addr::{Addr4, Addr6, Port, Proto, SockAddr};
 use proxy_common::counter::{Event, Reason};
 use proxy_common::device::Device;
-use proxy_common::flow::{AnyKey, FlowKey};
 
 use crate::checksum::{Checksums, diff_words};
 use crate::header::Head;
@@ -140,7 +139,6 @@ pub trait Forward: Net {
     ) -> Result<(), Reason>;
     /// Returns true if a packet with the usual headers has a hop left for another host.
     fn has_hop_left(skb: Skb, head: &Head<Self>) -> bool;
-    fn any_key(key: &FlowKey<Self>) -> AnyKey;
 }
 
 /// Finds the route of a packet from `src` to `dst`, as prepared by [`FibResult::ask`]. The packet
@@ -294,11 +292,6 @@ impl Forward for Addr4 {
     fn has_hop_left(_: Skb, head: &Head<Self>) -> bool {
         head.check.to_ne_bytes()[0] > 1
     }
-
-    #[inline(always)]
-    fn any_key(key: &FlowKey<Self>) -> AnyKey {
-        AnyKey::of_v4(key)
-    }
 }
 
 impl Forward for Addr6 {
@@ -328,10 +321,5 @@ impl Forward for Addr6 {
     #[inline(always)]
     fn has_hop_left(skb: Skb, _: &Head<Self>) -> bool {
         has_hop_left::<Self>(skb)
-    }
-
-    #[inline(always)]
-    fn any_key(key: &FlowKey<Self>) -> AnyKey {
-        AnyKey::of_v6(key)
     }
 }

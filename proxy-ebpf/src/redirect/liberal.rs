@@ -8,7 +8,7 @@
 
 use proxy_common::addr::Proto;
 use proxy_common::device::{Device, Node};
-use proxy_common::flow::{Flow, FlowKey, Hook, Kind, Seen, is_for_asker};
+use proxy_common::flow::{AnyKey, Flow, FlowKey, Hook, Kind, Seen, is_for_asker};
 
 use super::opener::{is_bare, is_between, is_unchanged};
 use super::{END, Forward, term};
@@ -75,7 +75,7 @@ pub fn goes_to_backend<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> bo
     let Some(undnat) = maps::undnat(flow, proto) else {
         return false;
     };
-    let key = A::any_key(&flow.opener_key(proto));
+    let key = AnyKey::of(&flow.opener_key(proto));
     let seen = undnat.read(|flow| flow.tx);
     if flow.idle_secs(now_secs) >= FORGOTTEN_SECS {
         undnat.set_tx(seen.without(Seen::MADE_LIBERAL));
@@ -113,7 +113,7 @@ pub fn goes_to_client<A: Forward>(skb: Skb, proto: Proto, flow: &Flow<A>) -> boo
         }
         return false;
     }
-    maps::liberal_since(&A::any_key(&flow.opener_key(proto))).is_some()
+    maps::liberal_since(&AnyKey::of(&flow.opener_key(proto))).is_some()
 }
 
 /// Returns true if a packet without an entry at ingress is spoofed, and could end or restart a
