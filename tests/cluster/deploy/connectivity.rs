@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed::agent::{DEADLINE, binary, wait_until};
 use testbed::apiserver::{ApiServer, Options};
-use testbed::lab::{EXTERNAL, Family};
+use testbed::lab::{EXTERNAL, Family, Lab};
 use testbed::pod::Kubelets;
 
 use crate::deploy::cluster::Cluster;
@@ -176,37 +176,11 @@ fn works(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// Endpoints with a wrong port, a filter before a node port, a path between the nodes that loses
-/// long packets, an unenforced policy, a firewall that drops IPIP, and a switch that checks
-/// sources.
+/// Endpoints with a wrong port, an unenforced policy, and a broken network.
 fn names_what_is_broken(test: &mut Test) -> Result<()> {
     let lab = &test.cluster.lab;
     lab.n1.host.ns.nft("delete table inet netpol")?;
-    lab.fabric.ns.nft(&format!(
-        "table inet broken {{ chain output {{
-            type filter hook output priority filter
-            tcp dport {NODE_PORT} drop
-        }}
-        }}
-        table bridge hole {{ chain forward {{
-            type filter hook forward priority 0
-            meta length > 1400 drop
-        }}
-        chain source_guard {{
-            type filter hook prerouting priority 0
-            iifname n2 ip saddr {} drop
-        }}
-        }}",
-        lab.n1.host.addrs.v4,
-    ))?;
-    lab.n2.host.ns.nft(
-        "table inet firewall { chain input {
-            type filter hook input priority filter
-            ct state established,related accept
-            ip protocol 4 drop
-        }
-        }",
-    )?;
+    break_network(lab)?;
     test.kubelets.misdirected = Some(("second", 1));
     let ended = test.run("--keep --settle 1 --external-forwarding")?;
     let text = &ended.text;
@@ -242,38 +216,18 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
         "pod address, long messages, pod",
     ];
     ensure!(failed == broken, "{failed:#?}\n{text}");
-    ensure!(
-        text.contains(": a refusal, not an answer of server-2; kpx there: forward to "),
-        "{text}"
-    );
-    ensure!(
-        text.contains(&format!(
-            "here: tcp 172.18.0.11:{NODE_PORT}: no answer, not an answer of server-1"
-        )),
-        "{text}"
-    );
-    ensure!(
-        text.contains(":18480: a connection, and then no answer (a hole in the path's MTU?)"),
-        "{text}"
-    );
     let [n1, n2] = lab.nodes().map(|node| node.host.addrs.v4);
-    ensure!(
-        text.contains(&format!(
-            "n1: ipip {n2}: nothing arrived, not an arrival at n2"
-        )),
-        "{text}"
-    );
-    ensure!(
-        text.contains(&format!(
-            ": no datagram with the source {n1}, not an arrival here"
-        )),
-        "{text}"
-    );
-    ensure!(
-        text.contains("external forwarding: answers with other sources, outside: 1 of 4 failed"),
-        "{text}"
-    );
-    ensure!(text.contains("not enforced: "), "{text}");
+    for words in [
+        ": a refusal, not an answer of server-2; kpx there: forward to ",
+        &format!("here: tcp {n1}:{NODE_PORT}: no answer, not an answer of server-1"),
+        ":18480: a connection, and then no answer (a hole in the path's MTU?)",
+        &format!("n1: ipip {n2}: nothing arrived, not an arrival at n2"),
+        "external forwarding: answers with other sources, outside: 1 of 4 failed",
+        &format!(": no datagram with the source {n1}, not an arrival here"),
+        "not enforced: ",
+    ] {
+        ensure!(text.contains(words), "{words}\n{text}");
+    }
     let invented: Vec<_> = documented()?
         .into_iter()
         .filter(|row| !text.lines().any(|line| form(line) == form(row)))
@@ -288,17 +242,41 @@ fn names_what_is_broken(test: &mut Test) -> Result<()> {
         "{:?} are kept",
         test.namespaces()
     );
-    test.cluster
-        .lab
-        .fabric
+    let lab = &test.cluster.lab;
+    lab.fabric
         .ns
-        .nft("delete table inet broken\ndelete table bridge hole")?;
-    test.cluster
-        .lab
-        .n2
-        .host
-        .ns
-        .nft("delete table inet firewall")
+        .nft("delete table inet broken\ndelete table bridge broken")?;
+    lab.n2.host.ns.nft("delete table inet broken")
+}
+
+/// Adds a filter before a node port, a path between the nodes that loses long packets, a switch that
+/// checks n2's sources, and a stateful firewall of n2 that drops IPIP.
+fn break_network(lab: &Lab) -> Result<()> {
+    let n1 = lab.n1.host.addrs.v4;
+    lab.fabric.ns.nft(&format!(
+        "table inet broken {{ chain output {{
+            type filter hook output priority filter
+            tcp dport {NODE_PORT} drop
+        }}
+        }}
+        table bridge broken {{ chain forward {{
+            type filter hook forward priority 0
+            meta length > 1400 drop
+        }}
+        chain source_guard {{
+            type filter hook prerouting priority 0
+            iifname n2 ip saddr {n1} drop
+        }}
+        }}"
+    ))?;
+    lab.n2.host.ns.nft(
+        "table inet broken { chain input {
+            type filter hook input priority filter
+            ct state established,related accept
+            ip protocol 4 drop
+        }
+        }",
+    )
 }
 
 /// Returns the rows of the sample in docs/kubectl.md, which is an output of this test.
