@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use aya::maps::lpm_trie::{Key, LpmTrie};
-use aya::maps::{Array, HashMap, MapData, MapError};
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use aya::{Ebpf, Pod};
 use ipnet::IpNet;
 use nix::sys::socket::AddressFamily;
@@ -19,12 +19,18 @@ use proxy_common::peer::{Peer, PeerKey};
 
 use super::fast_path_ways::FastPathWays;
 use super::maps::{FamilyNames, take};
+use super::sys::map_walk::Walk;
+
+/// The number of rows read at once.
+const BATCH: usize = 1_024;
 
 pub struct NodeMaps {
     node: Array<MapData, Node>,
     devices: HashMap<MapData, u32, Device>,
     peers: HashMap<MapData, PeerKey, Peer>,
     handed_over: HashMap<MapData, AnyKey, PeerKey>,
+    /// An iteration over `handed_over`, which the programs change meanwhile.
+    connections: Walk<AnyKey, PeerKey>,
     v4: Family<Addr4>,
     v6: Family<Addr6>,
     ways: FastPathWays,
@@ -40,11 +46,17 @@ impl NodeMaps {
     pub(super) fn new(ebpf: &mut Ebpf, ways: FastPathWays) -> Result<Self> {
         let node = take(ebpf, names::NODE)?;
         let devices = take(ebpf, names::DEVICES)?;
+        let Some(Map::LruHashMap(connections)) = ebpf.map(names::HANDED_OVER) else {
+            bail!("no LRU map {} in the BPF object", names::HANDED_OVER)
+        };
+        let connections = Walk::new(connections, BATCH)
+            .with_context(|| format!("open {}", names::HANDED_OVER))?;
         Ok(Self {
             node,
             devices,
             peers: take(ebpf, names::PEERS)?,
             handed_over: take(ebpf, names::HANDED_OVER)?,
+            connections,
             v4: Family::new(ebpf)?,
             v6: Family::new(ebpf)?,
             ways,
@@ -106,18 +118,18 @@ impl NodeMaps {
     pub fn keep_handed_over(&mut self, nodes: &BTreeSet<IpAddr>) -> Result<()> {
         let nodes: BTreeSet<_> = nodes.iter().copied().map(peer_key).collect();
         let mut lost = Vec::new();
-        for row in self.handed_over.iter() {
-            match row {
-                Ok((connection, node)) if !nodes.contains(&node) => lost.push(connection),
-                // A program has evicted the row.
-                Ok(_) | Err(MapError::KeyNotFound) => {}
-                Err(error) => {
-                    return Err(error).with_context(|| format!("read {}", names::HANDED_OVER));
-                }
-            }
+        self.connections.restart();
+        while let Some(batch) = self
+            .connections
+            .next_batch()
+            .with_context(|| format!("read {}", names::HANDED_OVER))?
+        {
+            let of_others = batch.filter(|(_, node)| !nodes.contains(node));
+            lost.extend(of_others.map(|(connection, _)| connection));
         }
         for connection in lost {
             match self.handed_over.remove(&connection) {
+                // A program may have evicted the row.
                 Ok(()) | Err(MapError::KeyNotFound) => {}
                 Err(error) => {
                     return Err(error).with_context(|| format!("write {}", names::HANDED_OVER));
