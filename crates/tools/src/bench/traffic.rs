@@ -19,7 +19,7 @@ use super::{Mode, datagrams, many};
 use testbed::netns::NetNs;
 
 /// Time limit for an answer.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 /// The inverse of the part of a slice before counting begins.
 const WARM_UP: u32 = 8;
 /// The bytes per write of common clients and servers.
