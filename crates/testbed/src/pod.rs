@@ -346,11 +346,9 @@ impl<'a> Pod<'a> {
         }
         self.volumes()?;
         if security.read_only_root_filesystem == Some(true) {
-            mount_at(
-                None,
-                &self.root,
-                MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY,
-            )?;
+            // A mount of its own: a process that another thread starts may still have a file of this
+            // thread open for writing, and such a mount cannot become read-only.
+            bind(&self.root, &self.root, true, true)?;
         }
         chroot(&self.root).context("change the root directory")?;
         chdir("/").context("go to the root directory")?;
